@@ -1,0 +1,42 @@
+package api
+
+import "encoding/json"
+
+// Cluster is the control plane (GET /fleet/cluster).
+type Cluster struct {
+	ID       string    `json:"id"`
+	Epoch    uint64    `json:"epoch"` // raised by a restore
+	Leader   string    `json:"leader"`
+	Term     uint64    `json:"term"`
+	Index    uint64    `json:"index"`
+	Replicas []Replica `json:"replicas"`
+}
+
+// Replica is one member. Role is leader, voter or nonvoter.
+type Replica struct {
+	Name          string `json:"name"`
+	ClusterAddr   string `json:"cluster_addr"`
+	URL           string `json:"url"`
+	Role          string `json:"role"`
+	Healthy       bool   `json:"healthy"`
+	AppliedIndex  uint64 `json:"applied_index"`
+	LastContactMS int64  `json:"last_contact_ms"`
+	Version       string `json:"version"`
+}
+
+// Activity is one entry of who did what, with what result. Node events (GET /v1/events) have the same shape.
+type Activity struct {
+	ID      string         `json:"id"`
+	At      Time           `json:"at"`
+	Actor   string         `json:"actor"`
+	Action  string         `json:"action"`
+	Target  string         `json:"target"`
+	Outcome string         `json:"outcome"`
+	Detail  map[string]any `json:"detail"`
+}
+
+// Event is the data of one server-sent event of GET /fleet/events. Action is created, changed or deleted.
+type Event struct {
+	Action string          `json:"action"`
+	Object json.RawMessage `json:"object"`
+}

@@ -1,0 +1,172 @@
+package api
+
+// Why a host was ruled out, as counted in reasons.
+const (
+	WhyLabel      = "label"
+	WhyCPU        = "cpu"
+	WhyMemory     = "memory"
+	WhyPressure   = "pressure"
+	WhyMacOSLimit = "macos_limit"
+	WhyLeased     = "leased"
+	WhyCordoned   = "cordoned"
+	WhyScrub      = "scrub"
+	WhyImage      = "image"
+	WhyBackend    = "backend"
+	WhyUnhealthy  = "unhealthy"
+	WhyStartLimit = "start_limit"
+)
+
+// MacOSPerHost is how many macOS guests Apple's licence allows on one Mac.
+const MacOSPerHost = 2
+
+// NodeState is how central sees a host.
+type NodeState string
+
+// The states of a node.
+const (
+	NodeHealthy     NodeState = "healthy"
+	NodeSuspect     NodeState = "suspect"     // silent for 30 s: nothing new, nothing handed out
+	NodeUnreachable NodeState = "unreachable" // silent for 5 min: its VMs are unknown
+	NodeLost        NodeState = "lost"
+)
+
+// Memory pressure levels of a host.
+const (
+	PressureNormal   = "normal"
+	PressureWarn     = "warn"
+	PressureCritical = "critical"
+)
+
+// Density is a host's load as of its last beat (GET /v1/sandboxes/density).
+type Density struct {
+	HostPressureLevel   *string `json:"host_pressure_level"` // null where the host has no such level
+	HostMemAvailableMiB int64   `json:"host_mem_available_mib"`
+	WarmSlotsReady      int     `json:"warm_slots_ready"`
+	ActiveSandboxes     int     `json:"active_sandboxes"`
+	PausedSandboxes     int     `json:"paused_sandboxes"`
+	HibernatedSandboxes int     `json:"hibernated_sandboxes"`
+}
+
+// AppleHost is what only a Mac reports.
+type AppleHost struct {
+	Chip        string `json:"chip,omitempty"`
+	MacOSGuests int    `json:"macos_guests"`
+	MacOSLimit  int    `json:"macos_limit"`
+}
+
+// Capabilities are what a node's daemon can do.
+type Capabilities struct {
+	Rename bool `json:"rename"`
+}
+
+// Node is a host. Free amounts are what placement may still use: total × overcommit less what is placed there.
+type Node struct {
+	Name           string            `json:"name"`
+	UUID           string            `json:"uuid"`
+	URL            string            `json:"url"`
+	State          NodeState         `json:"state"`
+	Reason         string            `json:"reason,omitempty"`
+	Cordoned       bool              `json:"cordoned"`
+	Draining       bool              `json:"draining"`
+	Lease          *string           `json:"lease"`
+	Backends       []string          `json:"backends"`
+	Capabilities   Capabilities      `json:"capabilities"`
+	VCPUsTotal     int               `json:"vcpus_total"`
+	MemoryMiBTotal int64             `json:"memory_mib_total"`
+	CPUOvercommit  int               `json:"cpu_overcommit"`
+	VMCount        int               `json:"vm_count"`
+	FreeVCPUs      int               `json:"free_vcpus"`
+	FreeMemoryMiB  int64             `json:"free_memory_mib"`
+	FreeMacOS      int               `json:"free_macos_guests"`
+	Labels         map[string]string `json:"labels"`
+	Density        Density           `json:"density"`
+	Apple          *AppleHost        `json:"apple"`
+	LastSeenAt     Time              `json:"last_seen_at"`
+	Version        uint64            `json:"version"`
+}
+
+// NodePatch is the merge patch of PATCH /fleet/nodes/{name}.
+type NodePatch struct {
+	Cordoned Optional[bool]   `json:"cordoned,omitzero"`
+	Reason   Optional[string] `json:"reason,omitzero"`
+}
+
+// Capacity sums up the fleet (GET /fleet/capacity).
+type Capacity struct {
+	Nodes          int   `json:"nodes"`
+	Healthy        int   `json:"healthy"`
+	VCPUsTotal     int   `json:"vcpus_total"` // with overcommit
+	VCPUsFree      int   `json:"vcpus_free"`
+	MemoryMiBTotal int64 `json:"memory_mib_total"`
+	MemoryMiBFree  int64 `json:"memory_mib_free"`
+	MacOSTotal     int   `json:"macos_guests_total"`
+	MacOSFree      int   `json:"macos_guests_free"`
+	VMs            int   `json:"vms"`
+}
+
+// Register is the body of POST /fleet/register: registration and heartbeat in one, sent to every replica.
+// VMs is there when the list differs from what this replica last acknowledged by digest.
+type Register struct {
+	Name           string            `json:"name"`
+	UUID           string            `json:"uuid"`     // of the host's data directory; survives restarts
+	BootID         string            `json:"boot_id"`  // changes when the host boots
+	Instance       string            `json:"instance"` // changes when the daemon starts
+	Seq            uint64            `json:"seq"`      // counts the beats of one instance
+	URL            string            `json:"url"`      // where the node's own API answers
+	Version        string            `json:"version,omitempty"`
+	Backends       []string          `json:"backends"` // the first is what "auto" means here
+	Capabilities   Capabilities      `json:"capabilities"`
+	VCPUsTotal     int               `json:"vcpus_total"`
+	MemoryMiBTotal int64             `json:"memory_mib_total"`
+	CPUOvercommit  int               `json:"cpu_overcommit"`
+	VMCount        int               `json:"vm_count"`
+	Labels         map[string]string `json:"labels"`
+	Density        Density           `json:"density"`
+	Apple          *AppleHost        `json:"apple"`
+	Images         []string          `json:"images"`
+	VMsDigest      string            `json:"vms_digest"`
+	VMs            []ReportedVM      `json:"vms,omitempty"`
+	HasVMs         bool              `json:"has_vms,omitempty"`    // vms is the whole list, also when it is empty
+	Credential     string            `json:"credential,omitempty"` // the node's own secret, sent with a join token only
+}
+
+// ReportedVM is one VM of a node's report. A VM that ended is reported for an hour with state gone and why.
+type ReportedVM struct {
+	ID         string  `json:"id"`
+	Name       string  `json:"name"`
+	State      VMState `json:"state"`
+	Reason     string  `json:"reason,omitempty"`
+	GuestOS    string  `json:"guest_os,omitempty"`
+	VCPUs      int     `json:"vcpus"`
+	MemoryMiB  int64   `json:"memory_mib"`
+	IP         string  `json:"ip,omitempty"`
+	Agent      bool    `json:"agent"`                  // the guest agent has answered since it last started
+	Cluster    string  `json:"cluster,omitempty"`      // of the central that ordered it; empty for one made on the host
+	EndedMSAgo int64   `json:"ended_ms_ago,omitempty"` // for state gone
+}
+
+// RegisterAnswer tells the node when to beat next and where all replicas are.
+type RegisterAnswer struct {
+	OK       bool     `json:"ok"`
+	NextInMS int64    `json:"next_in_ms"`
+	WantVMs  bool     `json:"want_vms"`
+	Replicas []string `json:"replicas"`
+}
+
+// JoinTokenRequest is the body of POST /fleet/join-tokens. Kind is node or replica.
+type JoinTokenRequest struct {
+	Kind          string `json:"kind"`
+	NamePattern   string `json:"name_pattern,omitempty"`    // a shell pattern; default *
+	Uses          int    `json:"uses,omitempty"`            // 1
+	ExpiresInSecs int64  `json:"expires_in_secs,omitempty"` // 3600
+}
+
+// JoinToken is the answer; Token is shown once.
+type JoinToken struct {
+	ID          string `json:"id"`
+	Token       string `json:"token"`
+	Kind        string `json:"kind"`
+	NamePattern string `json:"name_pattern"`
+	Uses        int    `json:"uses"`
+	ExpiresAt   Time   `json:"expires_at"`
+}
