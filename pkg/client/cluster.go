@@ -1,0 +1,104 @@
+package client
+
+import (
+	"context"
+	"iter"
+	"net/http"
+
+	"github.com/fluxvm/fluxvm/pkg/api"
+)
+
+// Nodes lists hosts.
+func (c *Client) Nodes(ctx context.Context, f Filter) iter.Seq2[api.Node, error] {
+	return pages[api.Node](ctx, c.caller, "/fleet/nodes", c.filterQuery(f))
+}
+
+// Node finds one by name.
+func (c *Client) Node(ctx context.Context, name string) (api.Node, error) {
+	return get[api.Node](ctx, c.caller, at("/fleet/nodes", name))
+}
+
+// PatchNode cordons or uncordons with a reason.
+func (c *Client) PatchNode(ctx context.Context, name string, p api.NodePatch) (api.Node, error) {
+	return patch[api.Node](ctx, c.caller, at("/fleet/nodes", name), p)
+}
+
+// DeleteNode forgets a host that is gone.
+func (c *Client) DeleteNode(ctx context.Context, name string) error {
+	return remove(ctx, c.caller, at("/fleet/nodes", name))
+}
+
+// Cordon keeps new VMs off a host; those on it stay.
+func (c *Client) Cordon(ctx context.Context, name string) error {
+	return c.orderNode(ctx, name, "cordon")
+}
+
+// Uncordon lets new VMs on a host again and ends a drain.
+func (c *Client) Uncordon(ctx context.Context, name string) error {
+	return c.orderNode(ctx, name, "uncordon")
+}
+
+// Drain cordons a host and removes the VMs that may be removed.
+func (c *Client) Drain(ctx context.Context, name string) error {
+	return c.orderNode(ctx, name, "drain")
+}
+
+func (c *Client) orderNode(ctx context.Context, name, order string) error {
+	_, err := c.caller.do(ctx, call{method: http.MethodPost, path: at("/fleet/nodes", name, order), body: struct{}{}, key: newKey("")})
+	return err
+}
+
+// NodeVMs lists the VMs on a host.
+func (c *Client) NodeVMs(ctx context.Context, name string) iter.Seq2[api.VM, error] {
+	return pages[api.VM](ctx, c.caller, at("/fleet/nodes", name, "vms"), nil)
+}
+
+// Capacity sums up what the fleet has and what is free.
+func (c *Client) Capacity(ctx context.Context) (api.Capacity, error) {
+	return get[api.Capacity](ctx, c.caller, "/fleet/capacity")
+}
+
+// Images lists the catalog.
+func (c *Client) Images(ctx context.Context) iter.Seq2[api.Image, error] {
+	return pages[api.Image](ctx, c.caller, "/fleet/images", nil)
+}
+
+// Image finds a catalog entry by name.
+func (c *Client) Image(ctx context.Context, name string) (api.Image, error) {
+	return get[api.Image](ctx, c.caller, at("/fleet/images", name))
+}
+
+// CreateImage adds a catalog entry. An empty key is a random one.
+func (c *Client) CreateImage(ctx context.Context, req api.ImageRequest, key string) (api.Image, error) {
+	return post[api.Image](ctx, c.caller, "/fleet/images", key, req)
+}
+
+// PatchImage changes what later VMs boot.
+func (c *Client) PatchImage(ctx context.Context, name string, p api.ImagePatch) (api.Image, error) {
+	return patch[api.Image](ctx, c.caller, at("/fleet/images", name), p)
+}
+
+// DeleteImage removes a catalog entry; VMs booted from it stay.
+func (c *Client) DeleteImage(ctx context.Context, name string) error {
+	return remove(ctx, c.caller, at("/fleet/images", name))
+}
+
+// Cluster shows the control plane's replicas.
+func (c *Client) Cluster(ctx context.Context) (api.Cluster, error) {
+	return get[api.Cluster](ctx, c.caller, "/fleet/cluster")
+}
+
+// RemoveReplica takes a member out of the control plane.
+func (c *Client) RemoveReplica(ctx context.Context, name string) error {
+	return remove(ctx, c.caller, at("/fleet/cluster/replicas", name))
+}
+
+// Activity lists who did what, with what result.
+func (c *Client) Activity(ctx context.Context, f Filter) iter.Seq2[api.Activity, error] {
+	return pages[api.Activity](ctx, c.caller, "/fleet/activity", c.filterQuery(f))
+}
+
+// JoinToken makes a token with which nodes or replicas join. It is shown only in this answer.
+func (c *Client) JoinToken(ctx context.Context, req api.JoinTokenRequest) (api.JoinToken, error) {
+	return post[api.JoinToken](ctx, c.caller, "/fleet/join-tokens", "", req)
+}
