@@ -1,5 +1,10 @@
 package api
 
+import (
+	"maps"
+	"slices"
+)
+
 // Headers of orders that central gives to nodes, and of the fleet API.
 const (
 	HeaderFencing        = "X-Fluxvm-Fencing-Token" // EPOCH.TERM.OP
@@ -72,6 +77,31 @@ type MachinePatch struct {
 	Name        Optional[string]   `json:"name,omitzero"`
 	Labels      map[string]*string `json:"labels,omitempty"`
 	ExpiresInMS Optional[int64]    `json:"expires_in_ms,omitzero"`
+}
+
+// Check refuses values that no machine could have. FluxVM's own labels are allowed: central sets them.
+func (p *MachinePatch) Check() error {
+	if p.Name.Set {
+		if err := CheckName("name", p.Name.V, MaxVMName); err != nil {
+			return err
+		}
+	}
+	if p.ExpiresInMS.Set && !p.ExpiresInMS.Null && (p.ExpiresInMS.V < 0 || p.ExpiresInMS.V > MaxTTLSeconds*1000) {
+		return Invalid("expires_in_ms", "expires_in_ms must be from 0 to %d, or null for no deadline", int64(MaxTTLSeconds)*1000)
+	}
+	if len(p.Labels) > 2*MaxLabels {
+		return Invalid("labels", "labels may hold %d changes at most", 2*MaxLabels)
+	}
+	for _, k := range slices.Sorted(maps.Keys(p.Labels)) {
+		v := ""
+		if p.Labels[k] != nil {
+			v = *p.Labels[k]
+		}
+		if err := checkLabel("labels", k, v); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // HostMemory is GET /v1/host/memory.
