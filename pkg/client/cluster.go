@@ -8,9 +8,11 @@ import (
 	"github.com/fluxvm/fluxvm/pkg/api"
 )
 
-// Nodes lists hosts.
+// Nodes lists hosts; of the filter State and Labels apply.
 func (c *Client) Nodes(ctx context.Context, f Filter) iter.Seq2[api.Node, error] {
-	return pages[api.Node](ctx, c.caller, "/fleet/nodes", c.filterQuery(f))
+	q := c.filterQuery(f)
+	q.Del("tenant")
+	return pages[api.Node](ctx, c.caller, "/fleet/nodes", q)
 }
 
 // Node finds one by name.
@@ -94,8 +96,8 @@ func (c *Client) RemoveReplica(ctx context.Context, name string) error {
 }
 
 // Activity lists who did what, with what result.
-func (c *Client) Activity(ctx context.Context, f Filter) iter.Seq2[api.Activity, error] {
-	return pages[api.Activity](ctx, c.caller, "/fleet/activity", c.filterQuery(f))
+func (c *Client) Activity(ctx context.Context) iter.Seq2[api.Activity, error] {
+	return pages[api.Activity](ctx, c.caller, "/fleet/activity", nil)
 }
 
 // JoinToken makes a token with which nodes or replicas join. It is shown only in this answer.

@@ -214,7 +214,7 @@ func (c *Client) VMConsole(ctx context.Context, id string) ([]byte, error) {
 	return get[[]byte](ctx, c.caller, at("/fleet/vms", id, "console"))
 }
 
-// Pools lists warm pools.
+// Pools lists warm pools; of the filter Tenant applies.
 func (c *Client) Pools(ctx context.Context, f Filter) iter.Seq2[api.Pool, error] {
 	return pages[api.Pool](ctx, c.caller, "/fleet/pools", c.filterQuery(f))
 }
