@@ -1,0 +1,192 @@
+package fsm
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/fluxvm/fluxvm/pkg/api"
+)
+
+// Result is what a command led to. Err is a refusal, and then nothing changed. Value depends on the kind.
+type Result struct {
+	Index    uint64
+	Err      *api.Error
+	Value    any
+	Replayed bool // the command repeats a keyed request; Value is what that one led to
+}
+
+// ErrUpgrade wraps what a replica cannot understand. It must halt rather than skip: state would part.
+var ErrUpgrade = errors.New("this replica is too old for the log")
+
+// tx is one command being applied: a view of the state as changed so far, and the way to change it.
+type tx struct {
+	View
+	index  uint64
+	env    Envelope
+	now    api.Time
+	meta   Meta
+	events []Event
+}
+
+// Apply carries out the command at the index of the log. It returns an error only for what it cannot understand
+// (ErrUpgrade). It must be called for every entry, in order, by one goroutine.
+func (s *State) Apply(index uint64, raw []byte) (Result, error) {
+	env, err := decode(raw)
+	if err != nil {
+		return Result{}, fmt.Errorf("%w: entry %d: %w", ErrUpgrade, index, err)
+	}
+	g := s.now.Load()
+	txn := g.db.Txn(true)
+	defer txn.Abort()
+	t := &tx{View: View{txn: txn, abandon: g.abandon}, index: index, env: env}
+	t.meta = t.Meta()
+	t.now = max(t.meta.Now, env.Now)
+	value, err := t.dispatch()
+	result := Result{Index: index, Value: value}
+	var refusal *api.Error
+	var repeat replay
+	switch {
+	case errors.As(err, &repeat):
+		result.Value, result.Replayed = repeat.op, true
+	case errors.As(err, &refusal):
+		result.Err, result.Value = refusal, nil
+	case err != nil:
+		return Result{}, fmt.Errorf("%w: entry %d: %w", ErrUpgrade, index, err)
+	}
+	if err != nil { // nothing of it may stay but the time and the index
+		txn.Abort()
+		txn = g.db.Txn(true)
+		defer txn.Abort()
+		t = &tx{View: View{txn: txn}, meta: t.meta, now: t.now}
+		t.meta = t.Meta()
+	}
+	t.meta.Now, t.meta.Index = t.now, index
+	t.insert(tableMeta, &t.meta)
+	txn.Commit()
+	s.events.add(t.events)
+	return result, nil
+}
+
+// dispatch has a case for every kind.
+func (t *tx) dispatch() (any, error) {
+	switch t.env.Kind {
+	case KindInitCluster:
+		return run(t, (*tx).initCluster)
+	case KindTick:
+		return run(t, func(*tx, Tick) (any, error) { return nil, nil })
+	case KindCreateImage:
+		return run(t, (*tx).createImage)
+	case KindPatchImage:
+		return run(t, (*tx).patchImage)
+	case KindDeleteImage:
+		return run(t, (*tx).deleteImage)
+	case KindRegisterNode:
+		return run(t, (*tx).registerNode)
+	case KindPatchNode:
+		return run(t, (*tx).patchNode)
+	case KindDeleteNode:
+		return run(t, (*tx).deleteNode)
+	case KindNodeHealth:
+		return run(t, (*tx).nodeHealth)
+	case KindCreateJoinToken:
+		return run(t, (*tx).createJoinToken)
+	case KindCreatePool:
+		return run(t, (*tx).createPool)
+	case KindPatchPool:
+		return run(t, (*tx).patchPool)
+	case KindDeletePool:
+		return run(t, (*tx).deletePool)
+	case KindRollPool:
+		return run(t, (*tx).rollPool)
+	case KindFillPool:
+		return run(t, (*tx).fillPool)
+	case KindLaunchVM:
+		return run(t, (*tx).launchVM)
+	case KindMoveVM:
+		return run(t, (*tx).moveVM)
+	case KindFailHandOver:
+		return run(t, (*tx).failHandOver)
+	case KindReportVMs:
+		return run(t, (*tx).reportVMs)
+	case KindPatchVM:
+		return run(t, (*tx).patchVM)
+	case KindDeleteVMs:
+		return run(t, (*tx).deleteVMs)
+	}
+	return nil, fmt.Errorf("command kind %d is not known here; upgrade this replica", t.env.Kind)
+}
+
+// run reads the body, answers a repeat of a keyed request with its operation, and applies the command.
+func run[B any](t *tx, apply func(*tx, B) (any, error)) (any, error) {
+	var body B
+	if err := json.Unmarshal(t.env.Body, &body); err != nil {
+		return nil, fmt.Errorf("decoding the body of a command of kind %d: %w", t.env.Kind, err)
+	}
+	if err := t.repeated(); err != nil {
+		return nil, err
+	}
+	return apply(t, body)
+}
+
+func (t *tx) insert(table string, row any) {
+	if err := t.txn.Insert(table, row); err != nil {
+		panic(fmt.Sprintf("fsm: storing a row of %s: %v", table, err)) // only a row without a key can do that
+	}
+}
+
+func (t *tx) remove(table string, row any) {
+	if err := t.txn.Delete(table, row); err != nil {
+		panic(fmt.Sprintf("fsm: removing a row of %s: %v", table, err))
+	}
+}
+
+func (t *tx) event(kind, action, tenant string, row any) {
+	t.events = append(t.events, Event{Index: t.index, N: len(t.events), Kind: kind, Action: action, Tenant: tenant, Row: row})
+}
+
+// maxActivity is how many entries of the activity log are kept.
+const maxActivity = 10_000
+
+// log writes an activity entry.
+func (t *tx) log(actor, action, target, tenant, outcome string, detail ...string) {
+	t.meta.ActivitySeq++
+	entry := &Activity{Seq: t.meta.ActivitySeq, At: t.now, Tenant: tenant, Actor: actor, Action: action, Target: target, Outcome: outcome}
+	for i := 0; i+1 < len(detail); i += 2 {
+		if entry.Detail == nil {
+			entry.Detail = map[string]string{}
+		}
+		if detail[i+1] != "" {
+			entry.Detail[detail[i]] = detail[i+1]
+		}
+	}
+	t.insert(tableActivity, entry)
+	if entry.Seq > maxActivity {
+		if old := find[Activity](t.View, tableActivity, "id", number(nil, entry.Seq-maxActivity)); old != nil {
+			t.remove(tableActivity, old)
+		}
+	}
+}
+
+// initCluster names the cluster. The whole initial set may propose it; the first one counts.
+func (t *tx) initCluster(c InitCluster) (any, error) {
+	if t.meta.ClusterID != "" {
+		return t.meta.ClusterID, nil
+	}
+	t.meta.ClusterID, t.meta.Epoch, t.meta.OperatorHash, t.meta.CreatedAt = c.ClusterID, max(c.Epoch, 1), c.OperatorHash, t.now
+	t.log("central", "InitCluster", c.ClusterID, "", "ok")
+	return c.ClusterID, nil
+}
+
+// checkVersion holds a change to the version its caller has seen; 0 is any.
+func checkVersion(what string, have, want uint64) error {
+	if want != 0 && have != want {
+		return api.Errorf(api.CodeConflict, "the %s has changed since version %s; read it again and repeat the change on what it is now", what, strconv.FormatUint(want, 10))
+	}
+	return nil
+}
+
+func notFound(what, name string) *api.Error {
+	return api.Errorf(api.CodeNotFound, "there is no %s %s", what, name)
+}

@@ -1,0 +1,116 @@
+package fsm
+
+import (
+	"fmt"
+
+	"github.com/fluxvm/fluxvm/pkg/api"
+)
+
+// Check holds the view to what must be true after every command. Tests run it after each one.
+func (v View) Check() error {
+	names, keys := map[string]string{}, map[string]string{}
+	uses := map[string]Use{}
+	for vm := range v.VMs("") {
+		if err := v.checkVM(vm); err != nil {
+			return fmt.Errorf("VM %s: %w", vm.ID, err)
+		}
+		if vm.Live() {
+			key := string(text(vm.Tenant, vm.Name))
+			if other, ok := names[key]; ok {
+				return fmt.Errorf("VMs %s and %s hold the name %s", other, vm.ID, vm.Name)
+			}
+			names[key] = vm.ID
+		}
+		if vm.Key != "" && vm.Live() {
+			key := string(text(vm.Scope, vm.Key))
+			if other, ok := keys[key]; ok {
+				return fmt.Errorf("VMs %s and %s come from one key", other, vm.ID)
+			}
+			keys[key] = vm.ID
+		}
+		u := uses[vm.Node]
+		u.Node = vm.Node
+		overcommit := 1
+		if n := v.Node(vm.Node); n != nil {
+			overcommit = max(n.CPUOvercommit, 1)
+		}
+		addUse(&u, vm, +1, overcommit)
+		uses[vm.Node] = u
+	}
+	if err := v.checkNodes(uses); err != nil {
+		return err
+	}
+	for p := range v.Pools("") {
+		if err := v.checkPool(p); err != nil {
+			return fmt.Errorf("pool %s: %w", p.Name, err)
+		}
+	}
+	operations := 0
+	for range each[Operation](v, tableOp, "id") {
+		operations++
+	}
+	if m := v.Meta(); m.Operations != operations {
+		return fmt.Errorf("%d operations are counted and %d are there", m.Operations, operations)
+	}
+	return nil
+}
+
+func (v View) checkVM(vm *VM) error {
+	switch {
+	case vm.Node == "":
+		return fmt.Errorf("has no node")
+	case vm.Warm && vm.ClaimedFrom != "":
+		return fmt.Errorf("is a spare and taken at once")
+	case vm.Warm && vm.Live() && v.Pool(vm.Pool) == nil:
+		return fmt.Errorf("is a live spare of pool %s, which is not there", vm.Pool)
+	case vm.HandOver && (vm.ClaimedFrom == "" || vm.Launch == nil):
+		return fmt.Errorf("is handed over without a claim or without what to boot instead")
+	case !vm.HandOver && vm.Launch != nil:
+		return fmt.Errorf("keeps its launch without a hand-over")
+	case vm.Told > vm.Order:
+		return fmt.Errorf("its node confirmed order %d, and the last was %d", vm.Told, vm.Order)
+	case vm.SpareSince != 0 && vm.RunningAt == 0:
+		return fmt.Errorf("was ready without having run")
+	case vm.Version > v.Index() || vm.Order > v.Index():
+		return fmt.Errorf("comes from the future")
+	}
+	if op := v.Operation(vm.Scope, vm.Key); vm.Key != "" && op != nil && vm.Live() && op.Ref != vm.ID {
+		return fmt.Errorf("its key belongs to VM %s", op.Ref)
+	}
+	return nil
+}
+
+func (v View) checkNodes(uses map[string]Use) error {
+	counted := 0
+	for u := range each[Use](v, tableUse, "id") {
+		counted++
+		if uses[u.Node] != *u {
+			return fmt.Errorf("node %s is said to hold %+v and holds %+v", u.Node, *u, uses[u.Node])
+		}
+		if u.MacOS > api.MacOSPerHost {
+			return fmt.Errorf("node %s has %d macOS guests; %d are allowed", u.Node, u.MacOS, api.MacOSPerHost)
+		}
+	}
+	if counted != len(uses) {
+		return fmt.Errorf("%d nodes hold VMs and %d are counted", len(uses), counted)
+	}
+	return nil
+}
+
+func (v View) checkPool(p *Pool) error {
+	switch {
+	case p.MinReady < 0 || p.MinReady > api.MaxMinReady || p.MaxTotal > api.MaxMaxTotal || p.MaxTotal < p.MinReady:
+		return fmt.Errorf("keeps %d ready of %d in all", p.MinReady, p.MaxTotal)
+	case !p.MaxTotalSet && p.MaxTotal != maxTotalFor(p.MinReady):
+		return fmt.Errorf("max_total %d does not follow min_ready %d", p.MaxTotal, p.MinReady)
+	}
+	ready := true
+	for s := range v.Spares(p.Name) {
+		if isReady := s.WarmState() == "ready"; isReady && !ready {
+			return fmt.Errorf("a ready spare comes after one that is not")
+		} else if !isReady {
+			ready = false
+		}
+	}
+	return nil
+}

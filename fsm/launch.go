@@ -1,0 +1,356 @@
+package fsm
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/fluxvm/fluxvm/pkg/api"
+)
+
+// Plan is what a launch would lead to: a spare to claim, or a host for a new VM.
+type Plan struct {
+	Claim      *VM    // nil: boot normally
+	Pool       *Pool  // the pool of Claim, or the one the launch named
+	Node       *Node  // nil with no Claim: nothing fits
+	ColdReason string // why it is no claim
+	Image      *Image
+	VCPUs      int
+	MemoryMiB  int64
+	DiskGiB    int64
+	GuestOS    string
+}
+
+// Resolve settles image and size of a launch, or refuses it, before anyone looks for a host.
+func (v View) Resolve(l *Launch) (Plan, error) {
+	p := Plan{VCPUs: l.VCPUs, MemoryMiB: l.MemoryMiB, DiskGiB: l.DiskGiB}
+	if l.Pool != "" {
+		p.Pool = v.Pool(l.Pool)
+		if p.Pool == nil || !usable(p.Pool, l.Tenant) {
+			return p, notFound("pool", l.Pool)
+		}
+		if err := v.matchesNamed(p.Pool, l); err != nil {
+			return p, err
+		}
+		p.Image = v.Image(p.Pool.Image)
+		p.VCPUs, p.MemoryMiB, p.DiskGiB, p.GuestOS = p.Pool.VCPUs, p.Pool.MemoryMiB, p.Pool.DiskGiB, p.Pool.GuestOS
+	} else {
+		p.Image = v.Image(l.Image)
+	}
+	if p.Image == nil {
+		return p, api.Invalid("image", "there is no such image in the catalog; fluxctl fleet images lists them, fluxctl fleet image-add adds one")
+	}
+	if p.VCPUs == 0 {
+		p.VCPUs = p.Image.VCPUs
+	}
+	if p.MemoryMiB == 0 {
+		p.MemoryMiB = p.Image.MemoryMiB
+	}
+	if p.DiskGiB == 0 {
+		p.DiskGiB = p.Image.DiskSizeGiB
+	}
+	p.GuestOS = p.Image.GuestOS
+	if l.GuestOS != "" && l.GuestOS != p.GuestOS {
+		return p, api.Invalid("apple.guest_os", "image %s is %s; leave apple.guest_os out or give that", p.Image.Name, p.GuestOS)
+	}
+	return p, nil
+}
+
+// usable says whether a caller may take VMs from the pool: its own, and the operator from shared ones.
+func usable(p *Pool, tenant string) bool { return p.Tenant == tenant }
+
+// matchesNamed refuses a launch whose image or size contradicts the pool that it names.
+func (v View) matchesNamed(p *Pool, l *Launch) error {
+	if l.Image != "" {
+		if i := v.Image(l.Image); i == nil || i.Name != p.Image {
+			return api.Invalid("image", "pool %s boots image %s; leave image out, or leave pool out", p.Name, p.Image)
+		}
+	}
+	if field := differs(p, l); field != "" {
+		return api.Invalid(field, "%s is not what pool %s has; leave it out, or leave pool out", field, p.Name)
+	}
+	return nil
+}
+
+// differs names the first size field in which a launch differs from a pool.
+func differs(p *Pool, l *Launch) string {
+	switch {
+	case l.VCPUs != 0 && l.VCPUs != p.VCPUs:
+		return "vcpus"
+	case l.MemoryMiB != 0 && l.MemoryMiB != p.MemoryMiB:
+		return "memory_mib"
+	case l.DiskGiB != 0 && l.DiskGiB != p.DiskGiB:
+		return "disk_size_gib"
+	case l.GuestOS != "" && l.GuestOS != p.GuestOS:
+		return "apple.guest_os"
+	}
+	return ""
+}
+
+// Plan decides a launch on this state: which spare it takes, or which of the candidates a new VM goes to.
+// It is a pure function, used by Apply and by dry runs alike.
+func (v View) Plan(l *Launch, candidates, noHandOut []string) (Plan, error) {
+	p, err := v.Resolve(l)
+	if err != nil {
+		return p, err
+	}
+	if l.Name != "" && v.VMNamed(l.Tenant, l.Name) != nil {
+		return p, nameTaken(l.Name)
+	}
+	claim, pool, why := v.spareFor(&p, l, noHandOut)
+	if claim != nil {
+		p.Claim, p.Pool, p.Node = claim, pool, v.Node(claim.Node)
+		return p, nil
+	}
+	p.ColdReason = why
+	t := tx{View: v}
+	p.Node = t.firstFit(candidates, nil, p.GuestOS, l.Backend, p.VCPUs, p.MemoryMiB)
+	return p, nil
+}
+
+// spareFor finds the oldest ready spare that answers the launch, in the caller's own pools first, or says why none.
+func (v View) spareFor(plan *Plan, l *Launch, noHandOut []string) (*VM, *Pool, string) {
+	if l.ColdField != "" {
+		return nil, nil, l.ColdField
+	}
+	pools, why := v.poolsFor(plan, l)
+	if len(pools) == 0 {
+		return nil, nil, why
+	}
+	why = "pool_empty"
+	var best *VM
+	var from *Pool
+	for _, p := range pools {
+		if best != nil && p.Tenant != from.Tenant { // own pools come first
+			break
+		}
+		for s := range v.Spares(p.Name) {
+			if s.WarmState() != "ready" {
+				break
+			}
+			if p.StaleUse == "never" && s.Image != p.Image || slices.Contains(noHandOut, s.Node) {
+				continue
+			}
+			if reason := v.elsewhere(s, l); reason != "" {
+				why = reason
+				continue
+			}
+			if best == nil || s.SpareSince < best.SpareSince || s.SpareSince == best.SpareSince && s.ID < best.ID {
+				best, from = s, p
+			}
+			break
+		}
+	}
+	return best, from, why
+}
+
+// elsewhere names the field of the launch that rules a ready spare out.
+func (v View) elsewhere(s *VM, l *Launch) string {
+	n := v.Node(s.Node)
+	switch {
+	case n == nil || n.State != api.NodeHealthy || !n.Rename || n.Draining:
+		return "pool_empty"
+	case l.Node != "" && l.Node != s.Node:
+		return "node"
+	case len(l.Selector) > 0 && !api.Matches(l.Selector, n.Labels):
+		return "nodeSelector"
+	case l.Backend != "" && l.Backend != api.BackendAuto && l.Backend != s.Backend:
+		return "backend"
+	}
+	return ""
+}
+
+// poolsFor lists the pools that a launch may be answered from: its tenant's own, then shared ones.
+func (v View) poolsFor(plan *Plan, l *Launch) (pools []*Pool, why string) {
+	if plan.Pool != nil {
+		return []*Pool{plan.Pool}, ""
+	}
+	why = "no_pool"
+	for p := range v.Pools("") {
+		if p.Image != plan.Image.Name || !usable(p, l.Tenant) {
+			continue
+		}
+		if field := differs(p, l); field != "" {
+			why = field
+			continue
+		}
+		pools = append(pools, p)
+	}
+	return pools, why
+}
+
+// launchVM claims a spare or places a new VM. Its value is the *Operation; its Ref is the VM.
+func (t *tx) launchVM(c LaunchVM) (any, error) {
+	l := &c.Launch
+	plan, err := t.Plan(l, c.Candidates, c.NoHandOut)
+	if err != nil {
+		return nil, err
+	}
+	op := Operation{Ref: c.ID, Name: l.Name, Image: plan.Image.Name, ColdReason: plan.ColdReason}
+	if plan.Claim != nil {
+		op.Ref, op.Node, op.Warm, op.Pool, op.ColdReason = plan.Claim.ID, plan.Claim.Node, true, plan.Pool.Name, ""
+	} else if plan.Node == nil {
+		return nil, noCapacity(c.Reasons)
+	} else {
+		op.Node = plan.Node.Name
+	}
+	done, err := t.remember(op)
+	if err != nil {
+		return nil, err
+	}
+	if plan.Claim != nil {
+		t.claim(plan, l)
+	} else if err := t.bootNew(plan, c.ID, l, plan.ColdReason); err != nil {
+		return nil, err
+	}
+	t.log(t.env.Actor, "POST /fleet/vms", l.Name, l.Tenant, "ok", "vm_id", done.Ref, "node", done.Node, "pool", done.Pool)
+	return done, nil
+}
+
+// noCapacity is the refusal of a launch that fits nowhere; reasons count the hosts.
+func noCapacity(reasons map[string]int) *api.Error {
+	e := api.Errorf(api.CodeNoCapacity, "no healthy, uncordoned nodes can take the VM now; ask for less, or see reasons for what keeps each host from it")
+	e.Reasons = reasons
+	if e.Reasons == nil {
+		e.Reasons = map[string]int{}
+	}
+	return e
+}
+
+// claim turns a ready spare into the launch's VM. Its node has to be told.
+func (t *tx) claim(plan Plan, l *Launch) {
+	row := *plan.Claim
+	row.Name, row.Tenant, row.Labels = l.Name, l.Tenant, l.Labels
+	row.Warm, row.ClaimedFrom, row.ClaimedAt = false, plan.Pool.Name, t.now
+	row.Reason = ""
+	if l.TTLSeconds > 0 {
+		row.ExpiresAt = t.now + api.Time(l.TTLSeconds*1000)
+	}
+	row.HandOver, row.Order, row.Launch = true, t.index, l
+	t.bindKey(&row)
+	t.putVM(plan.Claim, &row)
+	p := *plan.Pool
+	p.LastClaimAt = t.now
+	t.putPool(&p, true)
+	t.claimed(p.Name)
+}
+
+// bindKey notes under which operation the VM was asked for, so that the key can follow or be freed.
+func (t *tx) bindKey(row *VM) {
+	row.Scope, row.Key = "", ""
+	if t.env.Op != nil {
+		row.Scope, row.Key = t.env.Op.Scope, t.env.Op.Key
+	}
+}
+
+// bootNew places a new VM for the launch on the plan's node.
+func (t *tx) bootNew(plan Plan, id string, l *Launch, coldReason string) error {
+	if t.VM(id) != nil {
+		return api.Errorf(api.CodeConflict, "there is a VM with the id %s already", id)
+	}
+	row := &VM{ID: id, Name: l.Name, Tenant: l.Tenant, Backend: plan.Node.Backend(l.Backend), Image: plan.Image.Name, ImagePath: plan.Image.Path, GuestOS: plan.GuestOS,
+		VCPUs: plan.VCPUs, MemoryMiB: plan.MemoryMiB, DiskGiB: plan.DiskGiB, NoAgent: !plan.Image.HasAgent, Labels: maps.Clone(l.Labels), CreatedAt: t.now,
+		Pool: l.Pool, ColdReason: coldReason, Reschedulable: l.Resched, Boot: l.Boot}
+	if l.TTLSeconds > 0 {
+		row.ExpiresAt = t.now + api.Time(l.TTLSeconds*1000)
+	}
+	t.bindKey(row)
+	t.place(row, plan.Node)
+	t.putVM(nil, row)
+	return nil
+}
+
+// moveVM gives a VM that its host refused to the next candidate, or ends it. Its value is the *VM, or a refusal in
+// Ended when there is no host left.
+func (t *tx) moveVM(c MoveVM) (any, error) {
+	have := t.VM(c.ID)
+	if have == nil || have.Node != c.From || have.State != api.StatePlaced || have.Told != 0 {
+		return Moved{VM: have}, nil // it has moved on, or its end was asked for
+	}
+	row := *have
+	row.Tried = append(slices.Clone(have.Tried), c.From)
+	node := t.firstFit(c.Candidates, row.Tried, row.GuestOS, row.backendAsked(t.Node(c.From)), row.VCPUs, row.MemoryMiB)
+	if node != nil {
+		row.Backend = node.Backend(row.backendAsked(t.Node(c.From)))
+		t.place(&row, node)
+		t.putVM(have, &row)
+		if op := t.Operation(row.Scope, row.Key); op != nil && op.Ref == row.ID {
+			moved := *op
+			moved.Node = node.Name
+			t.insert(tableOp, &moved)
+		}
+		return Moved{VM: &row}, nil
+	}
+	return Moved{Ended: t.giveUp(have, c.Refusal, c.Reasons)}, nil
+}
+
+// backendAsked is the backend a VM was asked to have; one that merely is its host's default is none.
+func (v *VM) backendAsked(host *Node) string {
+	if host != nil && host.Backend("") == v.Backend {
+		return ""
+	}
+	return v.Backend
+}
+
+// Moved is what became of a VM that a host refused, or whose hand-over failed.
+type Moved struct {
+	VM    *VM        // as it is now; nil when it is gone
+	Ended *api.Error // it fits nowhere and is gone
+}
+
+// giveUp removes a VM that no host takes. Its key is free again, for the request came to nothing.
+func (t *tx) giveUp(v *VM, refusal string, reasons map[string]int) *api.Error {
+	t.putVM(v, nil)
+	if v.Warm {
+		t.spareFailed(v.Pool, api.WaitNoCapacity, or(refusal, "no host takes the VM"))
+		return noCapacity(reasons)
+	}
+	t.forget(v.Scope, v.Key)
+	t.log("central", "end", v.Name, v.Tenant, "failed", "vm_id", v.ID, "reason", refusal)
+	e := noCapacity(reasons)
+	if refusal != "" {
+		e.Detail = "no healthy, uncordoned nodes take the VM; the last one said: " + refusal
+	}
+	return e
+}
+
+// failHandOver ends a claimed spare that its node could not hand over and goes on with the launch as a new VM,
+// under the same key and in the same entry, so that the launch's reservation never counts twice. Value: Moved.
+func (t *tx) failHandOver(c FailHandOver) (any, error) {
+	have := t.VM(c.ID)
+	if have == nil || !have.HandOver || have.Launch == nil {
+		return Moved{VM: have}, nil // confirmed or ended meanwhile
+	}
+	l := *have.Launch
+	pool := have.ClaimedFrom
+	spare := *have
+	spare.Tenant, spare.ClaimedFrom, spare.ClaimedAt, spare.ExpiresAt = "", "", 0, 0
+	if p := t.Pool(pool); p != nil {
+		spare.Tenant = p.Tenant
+		t.stat(pool, have.ClaimedAt, func(s *ClaimStat) { s.Claims-- })
+	}
+	spare.Scope, spare.Key, spare.Launch, spare.HandOver = "", "", nil, false
+	spare.State, spare.Reason, spare.Order = api.StateDeleting, "its node could not hand it over: "+c.Refusal, t.index
+	t.putVM(have, &spare)
+	t.log("warm-pool", "hand-over", l.Name, l.Tenant, "failed", "pool", pool, "vm_id", have.ID, "reason", c.Refusal)
+	plan, err := t.Resolve(&l)
+	if err == nil {
+		plan.Node = t.firstFit(c.Candidates, nil, plan.GuestOS, l.Backend, plan.VCPUs, plan.MemoryMiB)
+	}
+	if err != nil || plan.Node == nil {
+		t.forget(have.Scope, have.Key)
+		return Moved{Ended: noCapacity(c.Reasons)}, nil
+	}
+	t.env.Op = nil // the key is bound already; it follows to the new VM
+	if err := t.bootNew(plan, c.NewID, &l, "rename_failed"); err != nil {
+		return nil, err
+	}
+	row := *t.VM(c.NewID)
+	row.Scope, row.Key = have.Scope, have.Key
+	t.insert(tableVM, &row)
+	if op := t.Operation(have.Scope, have.Key); op != nil {
+		moved := *op
+		moved.Ref, moved.Node, moved.Warm, moved.Pool, moved.ColdReason, moved.ClaimMS = row.ID, row.Node, false, "", "rename_failed", 0
+		t.insert(tableOp, &moved)
+	}
+	return Moved{VM: &row}, nil
+}

@@ -1,0 +1,196 @@
+package fsm
+
+import (
+	"path"
+
+	"github.com/fluxvm/fluxvm/pkg/api"
+)
+
+// registerNode adds a host, or takes over changed facts of a known one. Its value is the *Node.
+func (t *tx) registerNode(c RegisterNode) (any, error) {
+	have := t.Node(c.Node.Name)
+	if have == nil {
+		return t.addNode(c)
+	}
+	row := *have
+	switch {
+	case have.UUID != c.Node.UUID:
+		return nil, api.Errorf(api.CodeConflict, "another host is registered as %s; give this one another --name, or delete node %s if it replaces that one", c.Node.Name, c.Node.Name)
+	case c.TokenHash != "" && have.CredentialHash != c.Node.CredentialHash:
+		if err := t.useToken(c.TokenHash, "node", c.Node.Name); err != nil {
+			return nil, err
+		}
+		row.CredentialHash = c.Node.CredentialHash
+	case !c.Operator && have.CredentialHash != c.Node.CredentialHash:
+		return nil, api.Errorf(api.CodeUnauthenticated, "the credential is not that of node %s", c.Node.Name)
+	}
+	if have.CredentialHash == "" {
+		row.CredentialHash = c.Node.CredentialHash
+	}
+	rebooted := have.BootID != c.Node.BootID
+	copyFacts(&row, &c.Node)
+	if rebooted && have.BootID != "" {
+		t.log("node/"+row.Name, "reboot", row.Name, "", "ok")
+	}
+	t.putNode(&row)
+	return &row, nil
+}
+
+func (t *tx) addNode(c RegisterNode) (any, error) {
+	switch {
+	case c.TokenHash != "":
+		if err := t.useToken(c.TokenHash, "node", c.Node.Name); err != nil {
+			return nil, err
+		}
+	case !c.Operator:
+		return nil, api.Errorf(api.CodeUnauthenticated, "node %s is not registered; start it with a join token (fluxctl cluster join-token)", c.Node.Name)
+	}
+	row := Node{Name: c.Node.Name, CredentialHash: c.Node.CredentialHash, CreatedAt: t.now, State: api.NodeHealthy, ConfirmedAt: t.now}
+	copyFacts(&row, &c.Node)
+	t.putNode(&row)
+	t.log("node/"+row.Name, "POST /fleet/register", row.Name, "", "ok")
+	return &row, nil
+}
+
+func copyFacts(row, facts *Node) {
+	row.UUID, row.BootID, row.URL = facts.UUID, facts.BootID, facts.URL
+	row.Backends, row.Rename, row.Labels = facts.Backends, facts.Rename, facts.Labels
+	row.VCPUsTotal, row.MemoryMiBTotal, row.CPUOvercommit = facts.VCPUsTotal, facts.MemoryMiBTotal, max(facts.CPUOvercommit, 1)
+	row.Mac, row.Chip = facts.Mac, facts.Chip
+}
+
+// SameFacts says whether a report brings nothing that is not committed.
+func (n *Node) SameFacts(facts *Node) bool {
+	return n.UUID == facts.UUID && n.BootID == facts.BootID && n.URL == facts.URL && n.Rename == facts.Rename &&
+		n.VCPUsTotal == facts.VCPUsTotal && n.MemoryMiBTotal == facts.MemoryMiBTotal && n.CPUOvercommit == max(facts.CPUOvercommit, 1) &&
+		n.Mac == facts.Mac && n.Chip == facts.Chip && equal(n.Backends, facts.Backends) &&
+		len(n.Labels) == len(facts.Labels) && api.Matches(facts.Labels, n.Labels)
+}
+
+func equal(a, b []string) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i] != b[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// putNode stores a node, with a new version and an event if it shows.
+func (t *tx) putNode(row *Node) {
+	row.Version = t.index
+	action := ActionChanged
+	if t.Node(row.Name) == nil {
+		action = ActionCreated
+	}
+	t.insert(tableNode, row)
+	t.event(EventNode, action, "", row)
+}
+
+// patchNode changes what the operator wants of a host. Its value is the *Node.
+func (t *tx) patchNode(c PatchNode) (any, error) {
+	have := t.Node(c.Name)
+	if have == nil {
+		return nil, notFound("node", c.Name)
+	}
+	row := *have
+	if c.Cordoned != nil {
+		row.Cordoned = *c.Cordoned
+		if !row.Cordoned {
+			row.Draining, row.Reason = false, ""
+		}
+	}
+	if c.Draining != nil {
+		row.Draining = *c.Draining
+		row.Cordoned = row.Cordoned || row.Draining
+	}
+	if c.Reason != nil {
+		row.Reason = *c.Reason
+	}
+	if _, err := t.remember(Operation{Ref: row.Name}); err != nil {
+		return nil, err
+	}
+	t.putNode(&row)
+	t.log(t.env.Actor, c.Action, row.Name, "", "ok", "reason", row.Reason)
+	return &row, nil
+}
+
+// deleteNode forgets a host. One that still holds VMs stays: they would be nobody's.
+func (t *tx) deleteNode(c DeleteNode) (any, error) {
+	have := t.Node(c.Name)
+	if have == nil {
+		return nil, notFound("node", c.Name)
+	}
+	if n := t.Use(c.Name).VMs; n > 0 {
+		return nil, api.Errorf(api.CodeConflict, "node %s still holds %d VMs; drain it and delete them first", c.Name, n)
+	}
+	t.remove(tableNode, have)
+	t.event(EventNode, ActionDeleted, "", have)
+	t.log(t.env.Actor, "DELETE /fleet/nodes/{name}", c.Name, "", "ok")
+	return nil, nil
+}
+
+// nodeHealth records what central thinks of hosts. VMs of a silent host become unknown, and come back with it.
+func (t *tx) nodeHealth(c NodeHealth) (any, error) {
+	for _, change := range c.Changes {
+		have := t.Node(change.Name)
+		if have == nil || have.State == change.State {
+			continue
+		}
+		row := *have
+		row.State, row.ConfirmedAt = change.State, max(have.ConfirmedAt, change.ConfirmedAt)
+		t.putNode(&row)
+		t.log("central", "node "+string(change.State), row.Name, "", "ok")
+		if change.State == api.NodeUnreachable {
+			t.unknownVMs(row.Name)
+		}
+	}
+	return nil, nil
+}
+
+func (t *tx) unknownVMs(node string) {
+	var rows []*VM
+	for v := range t.VMsOn(node) {
+		if v.State == api.StateRunning || v.State == api.StateBooting || v.State == api.StatePaused {
+			rows = append(rows, v)
+		}
+	}
+	for _, v := range rows {
+		row := *v
+		row.State, row.Reason = api.StateUnknown, "its node is silent"
+		t.putVM(v, &row)
+	}
+}
+
+// createJoinToken keeps a token's hash. Its value is the *JoinToken.
+func (t *tx) createJoinToken(c CreateJoinToken) (any, error) {
+	row := c.Token
+	if _, err := t.remember(Operation{Ref: row.ID}); err != nil {
+		return nil, err
+	}
+	t.insert(tableJoin, &row)
+	t.log(t.env.Actor, "POST /fleet/join-tokens", row.ID, "", "ok", "kind", row.Kind, "name_pattern", row.NamePattern)
+	return &row, nil
+}
+
+// useToken takes one use of a join token.
+func (t *tx) useToken(hash, kind, name string) error {
+	have := t.JoinTokenByHash(hash)
+	if have == nil || have.Kind != kind || have.UsesLeft < 1 || t.now >= have.ExpiresAt {
+		return api.Errorf(api.CodeUnauthenticated, "the join token is unknown, used up or expired; make a new one with fluxctl cluster join-token")
+	}
+	if ok, err := path.Match(have.NamePattern, name); err != nil || !ok {
+		return api.Errorf(api.CodeForbidden, "the join token is for names like %s, not %s", have.NamePattern, name)
+	}
+	row := *have
+	row.UsesLeft--
+	if row.UsesLeft == 0 {
+		t.remove(tableJoin, have)
+		return nil
+	}
+	t.insert(tableJoin, &row)
+	return nil
+}

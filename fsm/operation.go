@@ -1,0 +1,67 @@
+package fsm
+
+import "github.com/fluxvm/fluxvm/pkg/api"
+
+// How long a key is remembered, in FSM time, and how many at most.
+const (
+	keyLifeMS     = 24 * 3600 * 1000
+	maxOperations = 1 << 20
+	prunePerWrite = 64
+)
+
+// replay ends a command that repeats a keyed request; it is no failure.
+type replay struct{ op *Operation }
+
+func (replay) Error() string { return "the request was carried out before" }
+
+// repeated answers a repeat of a keyed request: replay if it is the same request, a refusal if it is another.
+func (t *tx) repeated() error {
+	o := t.env.Op
+	if o == nil {
+		return nil
+	}
+	have := t.Operation(o.Scope, o.Key)
+	if have == nil || t.now-have.At >= keyLifeMS {
+		return nil
+	}
+	if have.Digest != o.Digest {
+		return api.Errorf(api.CodeKeyReused, "the Idempotency-Key was used for another request; take a new key for each new request")
+	}
+	return replay{have}
+}
+
+// remember binds the command's key, if it has one, to what it led to.
+func (t *tx) remember(op Operation) (*Operation, error) {
+	o := t.env.Op
+	if o == nil {
+		return &op, nil
+	}
+	var stale []*Operation
+	for old := range from[Operation](t.View, tableOp, "at", number(nil, 0)) {
+		if t.now-old.At < keyLifeMS || len(stale) == prunePerWrite {
+			break
+		}
+		stale = append(stale, old)
+	}
+	for _, old := range stale {
+		t.remove(tableOp, old)
+		t.ops(-1)
+	}
+	if t.meta.Operations >= maxOperations {
+		return nil, api.Errorf(api.CodeUnavailable, "too many requests carry keys of the last 24 hours; try again later")
+	}
+	op.Scope, op.Key, op.Digest, op.At = o.Scope, o.Key, o.Digest, t.now
+	t.ops(1)
+	t.insert(tableOp, &op)
+	return &op, nil
+}
+
+// forget frees a key whose request came to nothing after all, so that a repeat may try again.
+func (t *tx) forget(scope, key string) {
+	if op := t.Operation(scope, key); op != nil {
+		t.remove(tableOp, op)
+		t.ops(-1)
+	}
+}
+
+func (t *tx) ops(n int) { t.meta.Operations += n }

@@ -1,0 +1,251 @@
+package fsm
+
+import (
+	"github.com/fluxvm/fluxvm/pkg/api"
+)
+
+// Rows are immutable once stored: a change stores a copy. Their JSON is the snapshot's format.
+
+// Meta is the one row about the cluster itself.
+type Meta struct {
+	ClusterID    string   `json:"cluster_id"`
+	Epoch        uint64   `json:"epoch"` // leads every fencing token; a restore raises it
+	OperatorHash string   `json:"operator_hash"`
+	CreatedAt    api.Time `json:"created_at"`
+	Now          api.Time `json:"now"`   // the newest time any command brought; never goes back
+	Index        uint64   `json:"index"` // of the last command applied
+	ActivitySeq  uint64   `json:"activity_seq"`
+	Operations   int      `json:"operations"` // rows of keyed requests
+}
+
+// Image is a catalog entry.
+type Image struct {
+	api.Image
+}
+
+// Node is what is committed of a host: facts and intent. Its load and last beat are central's, in memory.
+type Node struct {
+	Name           string            `json:"name"`
+	UUID           string            `json:"uuid"`
+	BootID         string            `json:"boot_id"`
+	URL            string            `json:"url"`
+	CredentialHash string            `json:"credential_hash,omitempty"`
+	Backends       []string          `json:"backends"` // the first is what auto means there
+	Rename         bool              `json:"rename"`
+	VCPUsTotal     int               `json:"vcpus_total"`
+	MemoryMiBTotal int64             `json:"memory_mib_total"`
+	CPUOvercommit  int               `json:"cpu_overcommit"`
+	Labels         map[string]string `json:"labels,omitempty"`
+	Mac            bool              `json:"mac"`
+	Chip           string            `json:"chip,omitempty"`
+	State          api.NodeState     `json:"state"`
+	ConfirmedAt    api.Time          `json:"confirmed_at"` // last known alive, as of the last change of State
+	Cordoned       bool              `json:"cordoned"`
+	Draining       bool              `json:"draining"`
+	Reason         string            `json:"reason,omitempty"`
+	CreatedAt      api.Time          `json:"created_at"`
+	Version        uint64            `json:"version"`
+}
+
+// Backend is what the backend name of a request means on this node.
+func (n *Node) Backend(named string) string {
+	if named == "" || named == api.BackendAuto {
+		if len(n.Backends) > 0 {
+			return n.Backends[0]
+		}
+		return api.BackendAuto
+	}
+	return named
+}
+
+// Use is what the rows of a node take of it. It is derived from them in the same change, never stored in a
+// snapshot, and recounted by Check.
+type Use struct {
+	Node      string
+	VCPUs     int // macOS guests count times the host's overcommit, since they get none
+	MemoryMiB int64
+	MacOS     int
+	VMs       int
+	Booting   int
+}
+
+// Pool is a warm pool.
+type Pool struct {
+	Name         string            `json:"name"`
+	Tenant       string            `json:"tenant,omitempty"` // empty: shared, the operator's
+	Image        string            `json:"image"`
+	GuestOS      string            `json:"guest_os"`
+	VCPUs        int               `json:"vcpus"`
+	MemoryMiB    int64             `json:"memory_mib"`
+	DiskGiB      int64             `json:"disk_gib"`
+	MinReady     int               `json:"min_ready"`
+	MaxTotal     int               `json:"max_total"`
+	MaxTotalSet  bool              `json:"max_total_set"` // else MaxTotal follows MinReady
+	NodeSelector map[string]string `json:"node_selector,omitempty"`
+	Nodes        []string          `json:"nodes,omitempty"`
+	Readiness    string            `json:"readiness"`
+	CreatedAt    api.Time          `json:"created_at"`
+	Version      uint64            `json:"version"`
+
+	MaxUnavailable int    `json:"max_unavailable"` // of the roll in progress
+	StaleUse       string `json:"stale_use,omitempty"`
+
+	Failures     int            `json:"failures"` // boots that failed in a row
+	BackoffUntil api.Time       `json:"backoff_until"`
+	LastError    string         `json:"last_error,omitempty"`
+	WaitReason   string         `json:"wait_reason,omitempty"`
+	Reasons      map[string]int `json:"reasons,omitempty"`
+	LastClaimAt  api.Time       `json:"last_claim_at"`
+	LastFillAt   api.Time       `json:"last_fill_at"`
+}
+
+// Owner is the tenant, or "operator" for a shared pool.
+func (p *Pool) Owner() string {
+	if p.Tenant == "" {
+		return "operator"
+	}
+	return p.Tenant
+}
+
+// maxTotalFor is max_total where it was never set.
+func maxTotalFor(minReady int) int { return min(api.MaxMaxTotal, max(4*minReady, minReady+4)) }
+
+// ClaimStat counts a pool's claims of one minute, so that the last day's can be summed from few small rows.
+type ClaimStat struct {
+	Pool   string `json:"pool"`
+	Minute int64  `json:"minute"` // since 1970
+	Claims int64  `json:"claims"`
+	Timed  int64  `json:"timed"` // of them, confirmed by the node
+	SumMS  int64  `json:"sum_ms"`
+}
+
+// VM is a virtual machine, from its placement until its node confirmed that it is gone.
+type VM struct {
+	ID            string            `json:"id"`
+	Name          string            `json:"name"`
+	Tenant        string            `json:"tenant,omitempty"` // empty: the operator's
+	Node          string            `json:"node"`
+	Backend       string            `json:"backend"`
+	Image         string            `json:"image"`
+	ImagePath     string            `json:"image_path"`
+	GuestOS       string            `json:"guest_os"`
+	VCPUs         int               `json:"vcpus"`
+	MemoryMiB     int64             `json:"memory_mib"`
+	DiskGiB       int64             `json:"disk_gib"`
+	NoAgent       bool              `json:"no_agent,omitempty"`
+	State         api.VMState       `json:"state"`
+	Reason        string            `json:"reason,omitempty"`
+	Labels        map[string]string `json:"labels,omitempty"`
+	CreatedAt     api.Time          `json:"created_at"`
+	RunningAt     api.Time          `json:"running_at"`
+	ReadyAt       api.Time          `json:"ready_at"`
+	ExpiresAt     api.Time          `json:"expires_at"`
+	IP            string            `json:"ip,omitempty"`
+	Pool          string            `json:"pool,omitempty"` // the pool that booted it, or that its launch named
+	Warm          bool              `json:"warm,omitempty"` // still a spare of Pool
+	SpareSince    api.Time          `json:"spare_since"`    // when the spare became ready to hand out; zero before
+	ClaimedFrom   string            `json:"claimed_from,omitempty"`
+	ClaimedAt     api.Time          `json:"claimed_at"`
+	ColdReason    string            `json:"cold_reason,omitempty"`
+	Reschedulable bool              `json:"reschedulable,omitempty"`
+	Version       uint64            `json:"version"` // index of the last change that shows
+
+	Order    uint64   `json:"order"`               // index of the last change its node must hear of; the fencing token's OP
+	Told     uint64   `json:"told"`                // the newest order its node confirmed
+	Placed   uint64   `json:"placed_term"`         // the leader's term when it got its present node
+	HandOver bool     `json:"hand_over,omitempty"` // claimed, and the node has not confirmed it
+	Tried    []string `json:"tried,omitempty"`     // nodes that refused it
+	Launch   *Launch  `json:"launch,omitempty"`    // what to boot instead, while HandOver
+	Boot     *Boot    `json:"boot,omitempty"`      // what the create order carries beyond the columns above
+	Scope    string   `json:"scope,omitempty"`     // of the operation that asked for it
+	Key      string   `json:"key,omitempty"`
+}
+
+// Ephemeral says that a drain may delete the VM.
+func (v *VM) Ephemeral() bool { return v.Warm || v.ExpiresAt != 0 }
+
+// Live says that the VM still holds its name.
+func (v *VM) Live() bool { return v.State != api.StateDeleting }
+
+// NeedsOrder says that the node has to be told something.
+func (v *VM) NeedsOrder() bool {
+	if v.State == api.StateUnknown || v.State == api.StateLost {
+		return false
+	}
+	return v.State == api.StateDeleting || v.Told < v.Order
+}
+
+// takesMemory says that the VM uses its host's memory, or may at any moment.
+func (v *VM) takesMemory() bool { return v.State != api.StateFailed && v.State != api.StateLost }
+
+// isMacOS counts toward the two per Mac.
+func (v *VM) isMacOS() bool {
+	return v.GuestOS == api.GuestMacOS && v.State != api.StateFailed && v.State != api.StateLost && v.State != api.StateStopped
+}
+
+// isBooting says that the host is busy starting it.
+func (v *VM) isBooting() bool { return v.State == api.StatePlaced || v.State == api.StateBooting }
+
+// WarmState is booting or ready for a spare, else empty.
+func (v *VM) WarmState() string {
+	switch {
+	case !v.Warm || v.State == api.StateDeleting:
+		return ""
+	case v.SpareSince != 0 && v.State == api.StateRunning:
+		return "ready"
+	case v.isBooting(), v.State == api.StateRunning:
+		return "booting"
+	}
+	return string(v.State)
+}
+
+// Boot holds the parts of a launch that only its create order needs. It is dropped once the node has confirmed.
+type Boot struct {
+	CloudInit       *api.CloudInit     `json:"cloud_init,omitempty"`
+	Network         *api.Network       `json:"network,omitempty"`
+	Networks        []api.NetworkRef   `json:"networks,omitempty"`
+	Apple           *api.Apple         `json:"apple,omitempty"`
+	ExtraDisks      []api.ExtraDisk    `json:"extra_disks,omitempty"`
+	SecurityProfile string             `json:"security_profile,omitempty"`
+	Balloon         *api.BalloonDevice `json:"balloon,omitempty"`
+}
+
+// Operation is one keyed request: its effect, by reference. A repeat finds it and has none of its own.
+type Operation struct {
+	Scope  string   `json:"scope"`
+	Key    string   `json:"key"`
+	Digest string   `json:"digest"` // of method, path and body
+	At     api.Time `json:"at"`
+	Ref    string   `json:"ref"` // id or name of what the request made or changed
+
+	// The rest is set for launches only, and answers a repeat even after the VM is gone.
+	Name       string `json:"name,omitempty"`
+	Image      string `json:"image,omitempty"`
+	Node       string `json:"node,omitempty"`
+	Warm       bool   `json:"warm,omitempty"`
+	Pool       string `json:"pool,omitempty"`
+	ClaimMS    int64  `json:"claim_ms,omitempty"`
+	ColdReason string `json:"cold_reason,omitempty"`
+}
+
+// Activity is one entry of who did what.
+type Activity struct {
+	Seq     uint64            `json:"seq"`
+	At      api.Time          `json:"at"`
+	Tenant  string            `json:"tenant,omitempty"`
+	Actor   string            `json:"actor"`
+	Action  string            `json:"action"`
+	Target  string            `json:"target"`
+	Outcome string            `json:"outcome"`
+	Detail  map[string]string `json:"detail,omitempty"`
+}
+
+// JoinToken lets a node or replica in. Only its hash is kept.
+type JoinToken struct {
+	ID          string   `json:"id"`
+	Hash        string   `json:"hash"`
+	Kind        string   `json:"kind"`
+	NamePattern string   `json:"name_pattern"`
+	UsesLeft    int      `json:"uses_left"`
+	ExpiresAt   api.Time `json:"expires_at"`
+}

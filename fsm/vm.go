@@ -1,0 +1,254 @@
+package fsm
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/fluxvm/fluxvm/pkg/api"
+)
+
+// putVM is the one way a VM row changes: it keeps Use in step, gives the row a version and makes the event.
+// old is nil for a new row; row is nil for a removal. A change of what only orders need does not show.
+func (t *tx) putVM(old, row *VM) {
+	t.use(old, -1)
+	t.use(row, +1)
+	switch {
+	case row == nil:
+		t.remove(tableVM, old)
+		t.event(EventVM, ActionDeleted, old.Tenant, old)
+	case old == nil:
+		row.Version = t.index
+		t.insert(tableVM, row)
+		t.event(EventVM, ActionCreated, row.Tenant, row)
+	default:
+		if shows(old, row) {
+			row.Version = t.index
+			t.event(EventVM, ActionChanged, row.Tenant, row)
+		}
+		t.insert(tableVM, row)
+	}
+}
+
+// shows says whether a reader can see the difference.
+func shows(a, b *VM) bool {
+	return a.Name != b.Name || a.Tenant != b.Tenant || a.Node != b.Node || a.Backend != b.Backend || a.State != b.State || a.Reason != b.Reason ||
+		a.ReadyAt != b.ReadyAt || a.ExpiresAt != b.ExpiresAt || a.IP != b.IP || a.Warm != b.Warm || a.SpareSince != b.SpareSince ||
+		a.ClaimedFrom != b.ClaimedFrom || a.ColdReason != b.ColdReason || !maps.Equal(a.Labels, b.Labels)
+}
+
+// use adds a row to what its node holds, or takes it away.
+func (t *tx) use(v *VM, sign int) {
+	if v == nil {
+		return
+	}
+	u := t.Use(v.Node)
+	overcommit := 1
+	if n := t.Node(v.Node); n != nil {
+		overcommit = max(n.CPUOvercommit, 1)
+	}
+	addUse(&u, v, sign, overcommit)
+	if u.VMs == 0 {
+		t.remove(tableUse, &u)
+		return
+	}
+	t.insert(tableUse, &u)
+}
+
+func addUse(u *Use, v *VM, sign, overcommit int) {
+	u.VMs += sign
+	if v.isMacOS() {
+		u.MacOS += sign
+	}
+	if v.isBooting() {
+		u.Booting += sign
+	}
+	if v.takesMemory() {
+		weight := v.VCPUs
+		if v.GuestOS == api.GuestMacOS {
+			weight *= overcommit
+		}
+		u.VCPUs += sign * weight
+		u.MemoryMiB += int64(sign) * v.MemoryMiB
+	}
+}
+
+// endVM asks for the end of a VM: its name is free at once, its row goes when the node has confirmed.
+func (t *tx) endVM(v *VM, reason string) {
+	if !v.Live() {
+		return
+	}
+	row := *v
+	row.State, row.Reason, row.Order, row.HandOver, row.Launch = api.StateDeleting, reason, t.index, false, nil
+	t.putVM(v, &row)
+}
+
+// deleteVMs asks for the end of VMs. Its value is nil; absent ones are no failure unless one alone was named.
+func (t *tx) deleteVMs(c DeleteVMs) (any, error) {
+	for _, id := range c.IDs {
+		v := t.VM(id)
+		if v == nil || !v.Live() {
+			if len(c.IDs) == 1 {
+				return nil, notFound("VM", id)
+			}
+			continue
+		}
+		t.endVM(v, c.Reason)
+		if c.Action != "" {
+			t.log(t.env.Actor, c.Action, v.Name, v.Tenant, "ok", "vm_id", v.ID, "reason", c.Reason)
+		}
+	}
+	return nil, nil
+}
+
+// patchVM renames, labels or gives another deadline. Its value is the *VM.
+func (t *tx) patchVM(c PatchVM) (any, error) {
+	have := t.VM(c.ID)
+	if have == nil || !have.Live() {
+		return nil, notFound("VM", c.ID)
+	}
+	if err := checkVersion("VM", have.Version, c.IfMatch); err != nil {
+		return nil, err
+	}
+	row := *have
+	if c.Patch.Name.Set && c.Patch.Name.V != have.Name {
+		if t.VMNamed(have.Tenant, c.Patch.Name.V) != nil {
+			return nil, nameTaken(c.Patch.Name.V)
+		}
+		row.Name = c.Patch.Name.V
+	}
+	if len(c.Patch.Labels) > 0 {
+		row.Labels = maps.Clone(have.Labels)
+		if row.Labels == nil {
+			row.Labels = map[string]string{}
+		}
+		for _, k := range slices.Sorted(maps.Keys(c.Patch.Labels)) {
+			if v := c.Patch.Labels[k]; v != nil {
+				row.Labels[k] = *v
+			} else {
+				delete(row.Labels, k)
+			}
+		}
+		if len(row.Labels) > api.MaxLabels {
+			return nil, api.Invalid("labels", "a VM may have %d labels at most", api.MaxLabels)
+		}
+	}
+	if c.Patch.TTLSeconds.Set {
+		row.ExpiresAt = 0
+		if !c.Patch.TTLSeconds.Null {
+			row.ExpiresAt = t.now + api.Time(c.Patch.TTLSeconds.V*1000)
+		}
+	}
+	row.Order = t.index
+	t.putVM(have, &row)
+	t.log(t.env.Actor, "PATCH /fleet/vms/{id}", row.Name, row.Tenant, "ok", "vm_id", row.ID)
+	return &row, nil
+}
+
+func nameTaken(name string) *api.Error {
+	return api.Errorf(api.CodeNameTaken, "there is a VM %s already; choose another name or delete that one", name)
+}
+
+// reportVMs records what nodes confirmed and showed.
+func (t *tx) reportVMs(c ReportVMs) (any, error) {
+	for i := range c.Reports {
+		t.report(&c.Reports[i])
+	}
+	return nil, nil
+}
+
+func (t *tx) report(r *VMReport) {
+	have := t.VM(r.ID)
+	if have == nil || have.Node != r.Node {
+		return
+	}
+	if r.State == api.StateGone {
+		t.ended(have, r)
+		return
+	}
+	row := *have
+	if r.Told > row.Told {
+		row.Told = r.Told
+		if !row.Reschedulable {
+			row.Boot = nil
+		}
+	}
+	if row.HandOver && row.Told >= row.Order {
+		row.HandOver, row.Launch = false, nil
+		if r.ClaimMS != nil {
+			t.handedOver(&row, *r.ClaimMS)
+		}
+	}
+	if r.IP != "" {
+		row.IP = r.IP
+	}
+	if row.State != api.StateDeleting && r.State != "" {
+		t.observe(&row, r)
+	}
+	t.putVM(have, &row)
+	t.spareNews(have, &row)
+}
+
+// observe takes over what the node says of a VM that is wanted.
+func (t *tx) observe(row *VM, r *VMReport) {
+	row.State, row.Reason = r.State, r.Reason
+	if r.State == api.StateRunning {
+		if row.RunningAt == 0 {
+			row.RunningAt = t.now
+		}
+		if r.Agent && row.ReadyAt == 0 {
+			row.ReadyAt = t.now
+		}
+	}
+	if !row.Warm || row.SpareSince != 0 {
+		return
+	}
+	if p := t.Pool(row.Pool); p != nil && row.State == api.StateRunning && (row.ReadyAt != 0 || p.Readiness == api.ReadinessRunning) {
+		row.SpareSince = t.now
+	}
+}
+
+// spareNews tells the pool of a spare that became ready or failed to.
+func (t *tx) spareNews(old, row *VM) {
+	switch {
+	case !row.Warm:
+	case old.SpareSince == 0 && row.SpareSince != 0:
+		t.spareReady(row.Pool)
+	case row.State == api.StateFailed && old.State != api.StateFailed && row.SpareSince == 0:
+		t.spareFailed(row.Pool, api.WaitBootFailed, or(row.Reason, "the VM failed to boot"))
+	}
+}
+
+func or(text, otherwise string) string {
+	if text == "" {
+		return otherwise
+	}
+	return text
+}
+
+// handedOver adds a confirmed hand-over to the pool's statistics and the operation's answer.
+func (t *tx) handedOver(v *VM, ms int64) {
+	if t.Pool(v.ClaimedFrom) != nil {
+		t.stat(v.ClaimedFrom, v.ClaimedAt, func(s *ClaimStat) { s.Timed++; s.SumMS += ms })
+	}
+	if op := t.Operation(v.Scope, v.Key); op != nil && op.Ref == v.ID {
+		row := *op
+		row.ClaimMS = ms
+		t.insert(tableOp, &row)
+	}
+}
+
+// ended removes a VM that its node no longer has.
+func (t *tx) ended(v *VM, r *VMReport) {
+	t.putVM(v, nil)
+	if v.State == api.StateDeleting {
+		return
+	}
+	if v.Warm {
+		if v.SpareSince == 0 {
+			t.spareFailed(v.Pool, api.WaitBootFailed, or(r.Reason, "the VM went from its node while it booted"))
+		}
+		t.log("warm-pool", "replace", v.Name, v.Tenant, "ok", "pool", v.Pool, "vm_id", v.ID, "reason", or(r.Reason, "gone from its node"))
+		return
+	}
+	t.log("central", "end", v.Name, v.Tenant, "ok", "vm_id", v.ID, "reason", or(r.Reason, "gone from its node"))
+}
