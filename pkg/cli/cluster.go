@@ -1,0 +1,136 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fluxvm/fluxvm/pkg/api"
+	"github.com/fluxvm/fluxvm/pkg/client"
+)
+
+func (a *app) clusterCommand() *cobra.Command {
+	return a.group("cluster", "The control plane: its replicas and who may join", "",
+		"  fluxctl cluster status\n  fluxctl cluster join-token --pattern 'studio-*' > join.token",
+		a.clusterStatus(), a.joinToken())
+}
+
+func (a *app) clusterStatus() *cobra.Command {
+	return &cobra.Command{
+		Use: "status", Short: "Show the replicas, the leader and how far each has come",
+		Example: "  fluxctl cluster status\n  fluxctl cluster status -o json",
+		Args:    takes(), ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: a.onFleet(func(ctx context.Context, c *client.Client, _ []string) error {
+			k, err := during(ctx, a, "the cluster's state", func(ctx context.Context) (api.Cluster, error) { return c.Cluster(ctx) })
+			if err != nil {
+				return err
+			}
+			if ok, err := a.json(k); ok {
+				return err
+			}
+			a.showCluster(k)
+			return nil
+		}),
+	}
+}
+
+func (a *app) showCluster(k api.Cluster) {
+	voters, healthy, leader := 0, 0, "no leader"
+	for _, r := range k.Replicas {
+		if r.Role == "nonvoter" {
+			continue
+		}
+		voters++
+		if r.Healthy {
+			healthy++
+		}
+	}
+	if k.Leader != "" {
+		leader = k.Leader + " leads"
+	}
+	spare := healthy - (voters/2 + 1) // voters that may still fail
+	sentence := fmt.Sprintf("%s, %d of %s healthy", leader, healthy, count(voters, "replica"))
+	switch {
+	case spare < 0:
+		sentence += "; too few to change anything: start the others"
+	case spare == 0 && voters > 1:
+		sentence += "; the next loss stops all changes"
+	case spare > 0:
+		sentence += fmt.Sprintf("; %d more may fail", spare)
+	}
+	if healthy < voters || k.Leader == "" {
+		a.trouble(sentence)
+	} else {
+		a.done(sentence)
+	}
+	a.details(fmt.Sprintf("term %d, index %d, epoch %d, cluster %s", k.Term, k.Index, k.Epoch, k.ID))
+	g := a.grid("NAME", "ROLE", "HEALTH", "BEHIND", "LAST-CONTACT", "VERSION").wider("CLUSTER-ADDR", "URL", "APPLIED")
+	for _, r := range k.Replicas {
+		health := "healthy"
+		if !r.Healthy {
+			health = "unhealthy"
+		}
+		behind := "-"
+		if r.AppliedIndex > 0 || r.Healthy {
+			behind = strconv.FormatUint(k.Index-min(k.Index, r.AppliedIndex), 10)
+		}
+		contact := strconv.FormatInt(r.LastContactMS, 10) + "ms"
+		if r.Role == "leader" {
+			contact = ""
+		}
+		g.row(r.Name, r.Role, health, behind, contact, r.Version, r.ClusterAddr, r.URL, strconv.FormatUint(r.AppliedIndex, 10))
+	}
+	g.print()
+}
+
+func (a *app) joinToken() *cobra.Command {
+	req := api.JoinTokenRequest{}
+	var expires durationValue
+	cmd := &cobra.Command{
+		Use: "join-token", Short: "Make a token that lets nodes or replicas join",
+		Long: "Make a token that lets nodes or replicas join. It is shown once. Only the token goes to standard output, so that\nit can be sent into a file.",
+		Example: `  fluxctl cluster join-token > join.token
+  fluxctl cluster join-token --pattern 'studio-*' --uses 3 --expires 1d > join.token
+  fluxctl cluster join-token --kind replica --pattern central-4 > join.token`,
+		Args: takes(), ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: a.onFleet(func(ctx context.Context, c *client.Client, _ []string) error {
+			req.ExpiresInSecs = expires.seconds()
+			if err := req.Check(); err != nil {
+				return err
+			}
+			token, err := during(ctx, a, "the token", func(ctx context.Context) (api.JoinToken, error) { return c.JoinToken(ctx, req) })
+			if err != nil {
+				return err
+			}
+			if ok, err := a.json(token); ok {
+				return err
+			}
+			if _, err := fmt.Fprintln(a.env.Out, token.Token); err != nil {
+				return fmt.Errorf("writing the token: %w", err)
+			}
+			named := ""
+			if token.NamePattern != "" && token.NamePattern != "*" {
+				named = " named " + token.NamePattern
+			}
+			a.note("Lets %s%s join, until %s. Keep it in a file that only you may read, then:", count(max(1, token.Uses), token.Kind), named, a.moment(token.ExpiresAt))
+			where := strings.Join(c.Endpoints(), ",")
+			if req.Kind == "node" {
+				a.note("  fluxvm-agent node --central %s --join-token-file FILE", where)
+			} else {
+				a.note("  fluxvm-agent central --join %s --join-token-file FILE", where)
+			}
+			return nil
+		}),
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.StringVar(&req.Kind, "kind", "node", "what may join: `node` or replica")
+	flags.StringVar(&req.NamePattern, "pattern", "", "names that may join, such as 'studio-*' (default any)")
+	flags.IntVar(&req.Uses, "uses", 0, "how many may join with it (default 1)")
+	flags.Var(&expires, "expires", "how long it is good for, such as 1d (default 1h)")
+	fixed(cmd, "kind", "node", "replica")
+	return cmd
+}
