@@ -1,0 +1,270 @@
+package consensus
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/raft"
+	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
+	"go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
+)
+
+const (
+	storeLimit      = 10 * time.Second // a store call that takes longer means a hung disk
+	lockWait        = 5 * time.Second  // for the process before us to let go of the store
+	logCacheEntries = 512
+	snapshotsKept   = 3
+)
+
+// disk is what a replica keeps over a restart.
+type disk struct {
+	logs      raft.LogStore
+	stable    raft.StableStore
+	snapshots raft.SnapshotStore
+	identity  *identity
+	dir       string                          // where a snapshot to restore may be spooled; empty in memory
+	usage     func() (bytes, freePages int64) // of the log store
+	close     func() error
+}
+
+// openDisk opens DIR/identity.json and DIR/raft. It makes a new store only when create allows it and the
+// directory never was a member's.
+func openDisk(dir, name string, create bool, logger hclog.Logger) (*disk, error) {
+	id, err := readIdentity(filepath.Join(dir, "identity.json"))
+	if err != nil {
+		return nil, err
+	}
+	raftDir := filepath.Join(dir, "raft")
+	path := filepath.Join(raftDir, "raft.db")
+	info, err := os.Stat(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("opening the raft store: %w", err)
+	}
+	filled := err == nil && info.Size() > 0
+	if err := id.check(name, filled, create); err != nil {
+		return nil, err
+	}
+	if filled {
+		if err := checkBolt(path); err != nil {
+			return nil, err
+		}
+	}
+	if err := os.MkdirAll(raftDir, 0o700); err != nil {
+		return nil, fmt.Errorf("making the raft directory: %w", err)
+	}
+	bolt, err := openBolt(path)
+	if err != nil {
+		return nil, err
+	}
+	snapshots, err := raft.NewFileSnapshotStoreWithLogger(raftDir, snapshotsKept, logger)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("opening snapshots: %w", err), bolt.Close())
+	}
+	return &disk{
+		logs: bolt, stable: bolt, snapshots: snapshots, identity: id, dir: dir, close: bolt.Close,
+		usage: func() (int64, int64) {
+			info, err := os.Stat(path)
+			if err != nil {
+				return 0, 0
+			}
+			return info.Size(), int64(bolt.Stats().FreePageN)
+		},
+	}, nil
+}
+
+func openBolt(path string) (store *raftboltdb.BoltStore, err error) {
+	err = recovered(path, func() (err error) {
+		// The freelist is rebuilt at open rather than rewritten with every commit.
+		store, err = raftboltdb.New(raftboltdb.Options{
+			Path:        path,
+			BoltOptions: &bbolt.Options{Timeout: lockWait, NoFreelistSync: true, FreelistType: bbolt.FreelistMapType},
+		})
+		return err
+	})
+	return store, err
+}
+
+// checkBolt reads every page in use. Opening for writing would do the same, but in a goroutine of bolt's own,
+// where the fault that a truncated file raises cannot be caught.
+func checkBolt(path string) error {
+	return recovered(path, func() error {
+		db, err := bbolt.Open(path, 0o600, &bbolt.Options{ReadOnly: true, Timeout: lockWait})
+		if err != nil {
+			return err
+		}
+		defer db.Close()
+		var sum byte
+		touch := func(b []byte) {
+			for i := 0; i < len(b); i += os.Getpagesize() {
+				sum ^= b[i]
+			}
+		}
+		return db.View(func(tx *bbolt.Tx) error {
+			return tx.ForEach(func(_ []byte, bucket *bbolt.Bucket) error {
+				return bucket.ForEach(func(k, v []byte) error {
+					touch(k)
+					touch(v)
+					return nil
+				})
+			})
+		})
+	})
+}
+
+// recovered runs open and turns what it reports or panics with into words an operator can act on.
+func recovered(path string, open func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if p := recover(); p != nil {
+			err = damaged(path, p)
+		}
+	}()
+	err = open()
+	var system *fs.PathError
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, bolterrors.ErrTimeout):
+		return fmt.Errorf("opening %s: another process is using it; end that one first or name another --data", path)
+	case errors.As(err, &system):
+		return fmt.Errorf("opening the raft store: %w", err)
+	}
+	return damaged(path, err)
+}
+
+func damaged(path string, cause any) *ExitError {
+	return refuse("%s is damaged (%v): put it back from a copy of this replica's own disk, or remove this replica from the cluster, empty the data directory and join again", path, cause)
+}
+
+// lastCommand is the index of the newest entry the state machine will see, so that a replica can tell when it
+// has caught up with what it knew before a restart. No-ops and barriers never reach the state machine.
+func (d *disk) lastCommand() (uint64, error) {
+	var floor uint64
+	taken, err := d.snapshots.List()
+	if err != nil {
+		return 0, fmt.Errorf("listing snapshots: %w", err)
+	}
+	if len(taken) > 0 {
+		floor = taken[0].Index
+	}
+	last, err := d.logs.LastIndex()
+	if err != nil {
+		return 0, fmt.Errorf("reading the log: %w", err)
+	}
+	for ; last > floor; last-- {
+		var entry raft.Log
+		if err := d.logs.GetLog(last, &entry); err != nil {
+			return 0, fmt.Errorf("reading the log at %d: %w", last, err)
+		}
+		if entry.Type == raft.LogCommand || entry.Type == raft.LogConfiguration {
+			return last, nil
+		}
+	}
+	return floor, nil
+}
+
+// wrapLogs puts the guards and the cache around a log store, in the order raft must see them.
+func wrapLogs(logs raft.LogStore, stable raft.StableStore, hung func(operation string)) (raft.LogStore, raft.StableStore, error) {
+	guard := &guardedStore{logs: logs, stable: stable, limit: storeLimit, hung: hung}
+	cache, err := raft.NewLogCache(logCacheEntries, guard)
+	return cache, guard, err
+}
+
+// guardedStore watches every call to the store below it. A call that takes too long ends the process: a leader
+// with a hung disk would otherwise lead for ever, and an error would be a lie, since the write may still land.
+//
+// It also says that the log has no gaps, so that raft empties it after a snapshot is installed. Leaving old
+// entries below a gap makes a follower ask for the same snapshot again and again.
+type guardedStore struct {
+	logs   raft.LogStore
+	stable raft.StableStore
+	limit  time.Duration
+	hung   func(operation string)
+}
+
+var (
+	_ raft.LogStore          = (*guardedStore)(nil)
+	_ raft.StableStore       = (*guardedStore)(nil)
+	_ raft.MonotonicLogStore = (*guardedStore)(nil)
+	_ raft.MonotonicLogStore = (*raft.LogCache)(nil)
+)
+
+func (s *guardedStore) watch(operation string) (done func() bool) {
+	return time.AfterFunc(s.limit, func() { s.hung(operation) }).Stop
+}
+
+func (s *guardedStore) IsMonotonic() bool { return true }
+
+func (s *guardedStore) FirstIndex() (uint64, error) {
+	defer s.watch("reading the log")()
+	return s.logs.FirstIndex()
+}
+
+func (s *guardedStore) LastIndex() (uint64, error) {
+	defer s.watch("reading the log")()
+	return s.logs.LastIndex()
+}
+
+func (s *guardedStore) GetLog(index uint64, log *raft.Log) error {
+	defer s.watch("reading the log")()
+	return s.logs.GetLog(index, log)
+}
+
+func (s *guardedStore) StoreLog(log *raft.Log) error {
+	defer s.watch("writing the log")()
+	return s.logs.StoreLog(log)
+}
+
+func (s *guardedStore) StoreLogs(logs []*raft.Log) error {
+	defer s.watch("writing the log")()
+	return s.logs.StoreLogs(logs)
+}
+
+func (s *guardedStore) DeleteRange(min, max uint64) error {
+	defer s.watch("trimming the log")()
+	return s.logs.DeleteRange(min, max)
+}
+
+func (s *guardedStore) Set(key, value []byte) error {
+	defer s.watch("writing term and vote")()
+	return s.stable.Set(key, value)
+}
+
+func (s *guardedStore) Get(key []byte) ([]byte, error) {
+	defer s.watch("reading term and vote")()
+	return s.stable.Get(key)
+}
+
+func (s *guardedStore) SetUint64(key []byte, value uint64) error {
+	defer s.watch("writing term and vote")()
+	return s.stable.SetUint64(key, value)
+}
+
+func (s *guardedStore) GetUint64(key []byte) (uint64, error) {
+	defer s.watch("reading term and vote")()
+	return s.stable.GetUint64(key)
+}
+
+// taggedSnapshots lets the state machine know which snapshot it is given: raft passes only the bytes.
+type taggedSnapshots struct{ raft.SnapshotStore }
+
+type taggedReader struct {
+	io.ReadCloser
+	meta *raft.SnapshotMeta
+}
+
+func (s taggedSnapshots) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
+	meta, body, err := s.SnapshotStore.Open(id)
+	if err != nil {
+		return nil, nil, err
+	}
+	return meta, &taggedReader{body, meta}, nil
+}

@@ -1,0 +1,108 @@
+package consensus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+const (
+	probeEvery   = 10 * time.Second
+	probeLimit   = 10 * time.Second
+	probeMisses  = 3
+	removedAfter = time.Minute
+)
+
+// watch ends the process when it leads but can do nothing with it, or has no place in the cluster any more.
+func (n *Node) watch() {
+	ticker := time.NewTicker(n.cfg.ElectionTimeout)
+	defer ticker.Stop()
+	h := health{handover: 3 * n.cfg.ElectionTimeout}
+	wasMember := false
+	for {
+		select {
+		case <-n.life.Done():
+			return
+		case <-ticker.C:
+		}
+		_, member := n.member(n.cfg.Name)
+		wasMember = wasMember || member
+		silence, heard := n.LastContact()
+		if n.raft.State() == raft.Shutdown || wasMember && !member && heard && silence > removedAfter {
+			if n.life.Err() == nil {
+				n.exit(ExitConfig, fmt.Sprintf("replica %q was removed from the cluster: empty its data directory and start it with --join to come back", n.cfg.Name))
+			}
+			return
+		}
+		if fault := n.examine(&h); fault != "" {
+			n.exit(ExitFault, fault)
+			return
+		}
+	}
+}
+
+// examine probes a leader that shows no progress, or that refused something because of a transfer.
+func (n *Node) examine(h *health) (fault string) {
+	term, leading := n.leading()
+	handing := n.handing.Swap(false)
+	if !leading || !h.due(time.Now(), term, n.AppliedIndex(), handing) {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(n.life, probeLimit)
+	defer cancel()
+	err := n.barrier(ctx)
+	if n.life.Err() != nil {
+		return ""
+	}
+	return h.note(time.Now(), err)
+}
+
+// health is what the watchdog remembers of the term that this replica leads in.
+type health struct {
+	handover time.Duration // how long a transfer may keep writes refused
+
+	term    uint64
+	applied uint64
+	probed  time.Time // when progress was last seen or asked for
+	misses  int
+	handing time.Time // since when every probe found a transfer in the way; zero if the last did not
+}
+
+// due says whether to probe now. Commands that get applied are progress enough.
+func (h *health) due(now time.Time, term, applied uint64, handing bool) bool {
+	if term != h.term {
+		*h = health{handover: h.handover, term: term, applied: applied, probed: now}
+	}
+	if handing || !h.handing.IsZero() {
+		return true
+	}
+	if applied != h.applied {
+		h.applied, h.probed, h.misses = applied, now, 0
+	}
+	return now.Sub(h.probed) >= probeEvery
+}
+
+// note takes the outcome of a probe and gives the fault to end with, if any.
+func (h *health) note(now time.Time, err error) (fault string) {
+	h.probed = now
+	switch {
+	case errors.Is(err, raft.ErrLeadershipTransferInProgress):
+		if h.handing.IsZero() {
+			h.handing = now
+		}
+		if stuck := now.Sub(h.handing); stuck >= h.handover {
+			return fmt.Sprintf("a transfer of leadership has refused writes for %s: starting again to end it", stuck.Round(time.Millisecond))
+		}
+	case err == nil, errors.Is(err, raft.ErrNotLeader), errors.Is(err, raft.ErrLeadershipLost):
+		h.misses, h.handing = 0, time.Time{}
+	default:
+		h.handing = time.Time{}
+		if h.misses++; h.misses == probeMisses {
+			return fmt.Sprintf("as leader it could not commit %d times in a row for %s each (%v): starting again so that another replica can lead", probeMisses, probeLimit, err)
+		}
+	}
+	return ""
+}
