@@ -1,12 +1,14 @@
 package consensus
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"time"
 
@@ -93,7 +95,7 @@ func openBolt(path string) (store *raftboltdb.BoltStore, err error) {
 }
 
 // checkBolt reads every page in use. Opening for writing would do the same, but in a goroutine of bolt's own,
-// where the fault that a truncated file raises cannot be caught.
+// where neither a panic nor the fault that a truncated file raises can be caught.
 func checkBolt(path string) error {
 	return recovered(path, func() error {
 		db, err := bbolt.Open(path, 0o600, &bbolt.Options{ReadOnly: true, Timeout: lockWait})
@@ -101,17 +103,25 @@ func checkBolt(path string) error {
 			return err
 		}
 		defer db.Close()
-		var sum byte
-		touch := func(b []byte) {
-			for i := 0; i < len(b); i += os.Getpagesize() {
-				sum ^= b[i]
-			}
+		info, err := os.Stat(path)
+		if err != nil {
+			return err
+		}
+		page := db.Info().PageSize
+		if info.Size()%int64(page) != 0 {
+			return errors.New("it ends within a page")
 		}
 		return db.View(func(tx *bbolt.Tx) error {
-			return tx.ForEach(func(_ []byte, bucket *bbolt.Bucket) error {
+			return tx.ForEach(func(name []byte, bucket *bbolt.Bucket) error {
+				var previous []byte
 				return bucket.ForEach(func(k, v []byte) error {
-					touch(k)
-					touch(v)
+					if previous != nil && bytes.Compare(k, previous) <= 0 {
+						return fmt.Errorf("its %s are out of order", name)
+					}
+					previous = k
+					for i := 0; i < len(v); i += page {
+						runtime.KeepAlive(v[i]) // faults if the file does not reach this far
+					}
 					return nil
 				})
 			})
@@ -123,7 +133,11 @@ func checkBolt(path string) error {
 func recovered(path string, open func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
-		if p := recover(); p != nil {
+		switch p := recover().(type) {
+		case nil:
+		case runtime.Error: // a fault: its own words are about memory
+			err = damaged(path, "it is cut short or overwritten")
+		default:
 			err = damaged(path, p)
 		}
 	}()

@@ -233,11 +233,20 @@ func TestDamagedFilesAreRefused(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return os.Truncate(path, info.Size()/2)
+		page := int64(os.Getpagesize())
+		return os.Truncate(path, max(1, info.Size()/2/page*page))
 	}
 	for name, damage := range map[string]func(dir string) error{
 		"identity truncated": func(dir string) error { return half(filepath.Join(dir, "identity.json")) },
 		"store halved":       func(dir string) error { return half(filepath.Join(dir, "raft", "raft.db")) },
+		"store cut within a page": func(dir string) error {
+			path := filepath.Join(dir, "raft", "raft.db")
+			info, err := os.Stat(path)
+			if err != nil {
+				return err
+			}
+			return os.Truncate(path, info.Size()-100)
+		},
 		"store cut to one page": func(dir string) error {
 			return os.Truncate(filepath.Join(dir, "raft", "raft.db"), int64(os.Getpagesize()))
 		},
