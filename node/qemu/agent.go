@@ -1,0 +1,137 @@
+//go:build linux
+
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/fluxvm/fluxvm/node/machine"
+	"github.com/fluxvm/fluxvm/pkg/api"
+	"github.com/fluxvm/fluxvm/pkg/guest"
+)
+
+const (
+	// pingWithin bounds a question to the agent that the caller does not bound.
+	pingWithin = 30 * time.Second
+
+	// execPingWithin is how long the agent may take to show that it is there before a command is sent.
+	execPingWithin = 10 * time.Second
+
+	// execDefault is a command's time when the request names none.
+	execDefault = 60 * time.Second
+
+	// execGrace is how much longer than the command the agent has for its answer.
+	execGrace = 30 * time.Second
+)
+
+// agentLink is the way to one guest's agent. It dials when first asked, and anew after the stream has ended.
+type agentLink struct {
+	dir string
+
+	mu     sync.Mutex
+	client *guest.Client
+	closed bool
+}
+
+func (a *agentLink) get(ctx context.Context) (*guest.Client, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		return nil, guest.ErrClosed
+	}
+	if a.client != nil {
+		select {
+		case <-a.client.Done():
+			a.client = nil
+		default:
+			return a.client, nil
+		}
+	}
+	conn, err := dialIn(ctx, a.dir, agentSocket)
+	if err != nil {
+		return nil, err
+	}
+	a.client = guest.Attach(conn)
+	return a.client, nil
+}
+
+func (a *agentLink) close() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.closed = true
+	if a.client != nil {
+		_ = a.client.Close()
+	}
+}
+
+func (a *agentLink) ping(ctx context.Context, within time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	client, err := a.get(ctx)
+	if err == nil {
+		_, err = client.Ping(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", machine.ErrNoAgent, err)
+	}
+	return nil
+}
+
+func (a *agentLink) exec(ctx context.Context, req api.ExecRequest) (api.ExecAnswer, error) {
+	if err := a.ping(ctx, execPingWithin); err != nil {
+		return api.ExecAnswer{}, err
+	}
+	client, err := a.get(ctx)
+	if err != nil {
+		return api.ExecAnswer{}, fmt.Errorf("%w: %w", machine.ErrNoAgent, err)
+	}
+	timeout := execDefault
+	if req.TimeoutSecs > 0 {
+		timeout = time.Duration(req.TimeoutSecs) * time.Second
+	}
+	bounded, cancel := context.WithTimeout(ctx, timeout+execGrace)
+	defer cancel()
+	answer, err := client.Exec(bounded, guest.ExecRequest{
+		Argv: req.Argv, Env: req.Env, Stdin: []byte(req.Stdin), TimeoutMS: timeout.Milliseconds(), Detach: req.Detach,
+	})
+	switch {
+	case err == nil:
+		return api.ExecAnswer{
+			ExitCode: answer.ExitCode, Stdout: string(answer.Stdout), Stderr: string(answer.Stderr),
+			Truncated: answer.Truncated, TimedOut: answer.TimedOut,
+		}, nil
+	case ctx.Err() == nil && (bounded.Err() != nil || errors.Is(err, guest.ErrClosed)):
+		return api.ExecAnswer{}, fmt.Errorf("%w: it went silent while a command ran: %w", machine.ErrNoAgent, err)
+	}
+	return api.ExecAnswer{}, err
+}
+
+func (a *agentLink) poweroff(ctx context.Context) error {
+	client, err := a.get(ctx)
+	if err != nil {
+		return err
+	}
+	return client.Poweroff(ctx)
+}
+
+// dialIn connects to a socket in the directory, however long the directory's path is.
+func dialIn(ctx context.Context, dir, name string) (net.Conn, error) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), name))
+	if err != nil {
+		return nil, fmt.Errorf("connecting to %s: %w", filepath.Join(dir, name), errors.Unwrap(err))
+	}
+	return conn, nil
+}

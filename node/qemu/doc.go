@@ -1,0 +1,35 @@
+//go:build linux
+
+// Package qemu is the flux-vm backend: micro-VMs on QEMU with the fewest devices, direct kernel boot, a balloon
+// always there, and the guest agent of pkg/guest on a virtio-serial port. It needs Linux 5.10 on x86-64 and
+// QEMU 6.0 or later.
+//
+// # Images
+//
+// An image is a directory, named by its absolute path:
+//
+//	vmlinuz                  a Linux kernel for x86-64 with a serial console
+//	initrd or initrd.img     what it boots into; fluxvm-guest as /init makes a whole guest (scripts/guest-image)
+//	image.json               optional: {"cmdline": "words for the kernel's command line", "arch": "amd64"}
+//
+// Nothing is written to it, and many VMs share it. A VM whose disk_size_gib is not 0 has an empty disk of that
+// size as /dev/vda.
+//
+// # Machine directories
+//
+//	qemu.pid       process, its start time and the host's boot, so that a reused process id is never touched
+//	qemu.log       what QEMU itself said since the last start
+//	qmp.sock       QEMU's monitor        ga.sock   the guest agent's port
+//	console.log    the end of the guest's console, bounded
+//	disk.raw       the disk, where there is one
+//
+// QEMU runs with the directory as its working directory and is told names only, and the sockets are dialled
+// through /proc/self/fd, so that a deep data directory does not meet the 108 bytes of a socket's path.
+//
+// A machine is a process in a session of its own, no child that dies with the daemon. The guest's console goes to
+// a ring inside QEMU, and QEMU holds still at the guest's end instead of leaving. So neither a guest that floods
+// its console nor one that ends while no daemon runs costs disk, or the reason why it ended.
+//
+// The package refuses to know of the daemon, its store, quotas and deadlines; node calls it through
+// node/machine, and only cmd/fluxvm-agent names it.
+package qemu

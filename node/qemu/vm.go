@@ -1,0 +1,380 @@
+//go:build linux
+
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/fluxvm/fluxvm/node/machine"
+	"github.com/fluxvm/fluxvm/pkg/api"
+)
+
+const (
+	// openWithin is how long QEMU may take from its start until its monitor answers.
+	openWithin = 60 * time.Second
+
+	// askWithin bounds how long a guest may take to agree to its shutdown.
+	askWithin = 10 * time.Second
+
+	// stopWithin is how long a guest may take to shut down where the caller sets no end.
+	stopWithin = 2 * time.Minute
+
+	// killWithin is how long the kernel may take to end a process.
+	killWithin = 30 * time.Second
+
+	// lastWordsWithin bounds fetching the console of a VM that is about to go.
+	lastWordsWithin = 2 * time.Second
+)
+
+// endedUnseen is our own word beside QEMU's reasons for a guest's end.
+const endedUnseen = "ended-unseen"
+
+// errReleased is what a VM that was let go of answers.
+var errReleased = errors.New("the VM was released; adopt it again")
+
+type runState int
+
+const (
+	stateRunning runState = iota
+	statePaused
+	stateEnded // the guest has ended and QEMU holds it
+)
+
+// vm is one running micro-VM.
+type vm struct {
+	log     hclog.Logger
+	dir     string
+	proc    *process
+	monitor *qmp
+	agent   agentLink
+	console console
+	noAgent bool
+
+	shutdown chan string   // why the guest ended, at most one
+	released chan struct{} // closed by Release
+	done     chan struct{} // closed when the process has ended
+	work     sync.WaitGroup
+	once     sync.Once
+
+	mu       sync.Mutex
+	state    runState
+	stopping bool
+	err      error
+}
+
+// attach connects to the process's monitor and begins to watch it. It neither ends nor closes proc on failure.
+func (d *Driver) attach(ctx context.Context, spec machine.Spec, dir string, proc *process) (*vm, error) {
+	ctx, cancel := context.WithTimeout(ctx, openWithin)
+	defer cancel()
+	m := &vm{
+		log: d.log.With("vm", spec.ID, "pid", proc.pid), dir: dir, proc: proc,
+		agent: agentLink{dir: dir}, console: console{path: filepath.Join(dir, consoleFile)}, noAgent: spec.NoAgent,
+		shutdown: make(chan string, 1), released: make(chan struct{}), done: make(chan struct{}),
+	}
+	if err := m.openMonitor(ctx); err != nil {
+		return nil, err
+	}
+	var status struct{ Status string }
+	if err := m.monitor.execute(ctx, "query-status", nil, &status); err != nil {
+		m.monitor.close()
+		return nil, err
+	}
+	switch status.Status {
+	case "running":
+	case "paused":
+		m.state = statePaused
+	default: // its event came before we listened
+		m.state = stateEnded
+		m.event(qmpEvent{Name: "SHUTDOWN", Data: json.RawMessage(`{"reason":"` + endedUnseen + `"}`)})
+	}
+	m.work.Go(m.watch)
+	return m, nil
+}
+
+// openMonitor dials until QEMU listens, which it does a moment after its start.
+func (m *vm) openMonitor(ctx context.Context) error {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		conn, err := dialIn(ctx, m.dir, monitorSocket)
+		if err == nil {
+			m.monitor, err = openQMP(ctx, conn, qmpTimeout, m.event)
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-m.proc.ended:
+			return errors.New("QEMU ended before its guest ran")
+		case <-ctx.Done():
+			return errors.Join(err, ctx.Err())
+		}
+	}
+}
+
+// event notes why the guest ended. It is called from the monitor's reader.
+func (m *vm) event(e qmpEvent) {
+	if e.Name != "SHUTDOWN" {
+		return
+	}
+	var data struct{ Reason string }
+	_ = json.Unmarshal(e.Data, &data) // without a reason it has still ended
+	select {
+	case m.shutdown <- data.Reason:
+	default:
+	}
+}
+
+// watch waits for the machine's end, sees its last words home, and records the reason.
+func (m *vm) watch() {
+	why := ""
+	select {
+	case <-m.released:
+		return
+	case <-m.proc.ended:
+		select {
+		case why = <-m.shutdown:
+		default:
+		}
+	case why = <-m.shutdown:
+		m.lastWords()
+		if err := m.proc.kill(); err != nil {
+			m.log.Error("QEMU cannot be ended after its guest", "error", err)
+		}
+		select {
+		case <-m.proc.ended:
+		case <-m.released:
+			return
+		}
+	}
+	m.conclude(why)
+}
+
+// lastWords saves the console as far as QEMU still gives it.
+func (m *vm) lastWords() {
+	ctx, cancel := context.WithTimeout(context.Background(), lastWordsWithin)
+	defer cancel()
+	if err := m.console.drain(ctx, m.monitor); err != nil && !errors.Is(err, errQMPClosed) {
+		m.log.Debug("the end of the console is lost", "error", err)
+	}
+}
+
+func (m *vm) conclude(why string) {
+	how := m.proc.collect()
+	m.monitor.close()
+	m.agent.close()
+	m.proc.close()
+	m.mu.Lock()
+	if !m.stopping {
+		m.err = m.reason(why, how)
+	}
+	m.state = stateEnded
+	m.mu.Unlock()
+	close(m.done)
+}
+
+// reason says why the machine ended, nil for a guest that shut itself down.
+func (m *vm) reason(why, how string) error {
+	if why == "guest-shutdown" {
+		return nil
+	}
+	console := tail(m.console.path, logTail)
+	if _, panic, found := strings.Cut(console, "Kernel panic - "); found && why != "" {
+		first, _, _ := strings.Cut(panic, "\n")
+		return fmt.Errorf("the guest's kernel panicked: %s", strings.TrimSpace(first))
+	}
+	switch {
+	case why == "guest-reset":
+		return errors.New("the guest restarted itself, which ends a flux-vm VM")
+	case why == endedUnseen:
+		return fmt.Errorf("the guest ended at once; the console ends with %q", lastLine(console))
+	case why != "":
+		return fmt.Errorf("the guest ended: %s", why)
+	case how == "":
+		how = "ended"
+	}
+	if said := lastLine(tail(filepath.Join(m.dir, logFile), logTail)); said != "" {
+		return fmt.Errorf("QEMU %s: %s", how, said)
+	}
+	return fmt.Errorf("QEMU %s; the console ends with %q", how, lastLine(console))
+}
+
+// Done is closed when the machine has ended; never after Release.
+func (m *vm) Done() <-chan struct{} { return m.done }
+
+// Err says why the machine ended.
+func (m *vm) Err() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.err
+}
+
+// IP is empty: what the guest has is an address of its own user network, which the host cannot reach.
+func (m *vm) IP() string { return "" }
+
+// PID is QEMU's, 0 once it has ended.
+func (m *vm) PID() int {
+	select {
+	case <-m.done:
+		return 0
+	default:
+		return m.proc.pid
+	}
+}
+
+// Ping asks the guest agent.
+func (m *vm) Ping(ctx context.Context) error {
+	if err := m.awake(); err != nil {
+		return err
+	}
+	return m.agent.ping(ctx, pingWithin)
+}
+
+// Exec runs a command in the guest.
+func (m *vm) Exec(ctx context.Context, req api.ExecRequest) (api.ExecAnswer, error) {
+	if err := m.awake(); err != nil {
+		return api.ExecAnswer{}, err
+	}
+	return m.agent.exec(ctx, req)
+}
+
+// awake refuses at once what a halted guest could only time out on.
+func (m *vm) awake() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch m.state {
+	case statePaused:
+		return fmt.Errorf("%w: the VM is paused; resume it first", machine.ErrNoAgent)
+	case stateEnded:
+		return fmt.Errorf("%w: the VM has ended", machine.ErrNoAgent)
+	}
+	return nil
+}
+
+func (m *vm) hasEnded() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state == stateEnded
+}
+
+// Pause halts the guest's processors.
+func (m *vm) Pause(ctx context.Context) error { return m.turn(ctx, "stop", statePaused) }
+
+// Resume lets them go on.
+func (m *vm) Resume(ctx context.Context) error { return m.turn(ctx, "cont", stateRunning) }
+
+func (m *vm) turn(ctx context.Context, command string, to runState) error {
+	if err := m.monitor.execute(ctx, command, nil, nil); err != nil {
+		return m.failed(err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.state != stateEnded {
+		m.state = to
+	}
+	return nil
+}
+
+// failed tells a VM that was let go of from one that has ended.
+func (m *vm) failed(err error) error {
+	select {
+	case <-m.released:
+		return errReleased
+	case <-m.done:
+		return errors.New("the VM has ended")
+	default:
+		return err
+	}
+}
+
+// Console is the end of what the guest has written to its serial console.
+func (m *vm) Console(limit int) ([]byte, error) {
+	select {
+	case <-m.done:
+	case <-m.released:
+	default:
+		m.lastWords()
+	}
+	m.console.mu.Lock()
+	defer m.console.mu.Unlock()
+	return []byte(tail(m.console.path, int64(max(0, limit)))), nil
+}
+
+// Stop ends the machine.
+func (m *vm) Stop(ctx context.Context, force bool) error {
+	select {
+	case <-m.done:
+		return nil
+	case <-m.released:
+		return errReleased
+	default:
+	}
+	m.mu.Lock()
+	m.stopping = true
+	m.mu.Unlock()
+	if !force {
+		ctx, cancel := context.WithTimeout(ctx, stopWithin)
+		defer cancel()
+		m.ask(ctx)
+		select {
+		case <-m.done:
+			return nil
+		case <-m.released:
+			return errReleased
+		case <-ctx.Done():
+			m.log.Info("the guest did not shut down in time; ending it")
+		}
+	}
+	m.lastWords()
+	if err := m.proc.kill(); err != nil {
+		return fmt.Errorf("stopping a VM: %w", err)
+	}
+	timer := time.NewTimer(killWithin)
+	defer timer.Stop()
+	select {
+	case <-m.done:
+		return nil
+	case <-m.released:
+		return errReleased
+	case <-timer.C:
+		return fmt.Errorf("stopping a VM: process %d does not end", m.proc.pid)
+	}
+}
+
+// ask begins the guest's shutdown: through its agent, and where that does not agree by the power button.
+func (m *vm) ask(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, askWithin)
+	defer cancel()
+	if err := m.Resume(ctx); err != nil { // a paused guest hears nothing
+		m.log.Debug("the guest cannot be resumed for its shutdown", "error", err)
+	}
+	if !m.noAgent && m.agent.poweroff(ctx) == nil {
+		return
+	}
+	if err := m.monitor.execute(context.WithoutCancel(ctx), "system_powerdown", nil, nil); err != nil {
+		m.log.Debug("the guest has no power button", "error", err)
+	}
+}
+
+// Release lets go of the machine, which goes on.
+func (m *vm) Release() {
+	m.once.Do(func() {
+		select {
+		case <-m.done:
+		default:
+			close(m.released)
+		}
+		m.work.Wait()
+		m.monitor.close()
+		m.agent.close()
+		m.proc.close()
+	})
+}
