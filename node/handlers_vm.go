@@ -1,0 +1,457 @@
+package node
+
+import (
+	"cmp"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gorilla/mux"
+
+	"github.com/fluxvm/fluxvm/node/machine"
+	"github.com/fluxvm/fluxvm/pkg/api"
+)
+
+// consoleBytes is how much of the end of a console is shown.
+const consoleBytes = 64 << 10
+
+func (d *Daemon) listVMs(c *call) (answer, error) {
+	all := []api.Machine{}
+	for _, v := range d.list() {
+		all = append(all, v.view())
+	}
+	page, err := pageOf(c, all, func(m api.Machine) string { return m.ID })
+	if err != nil {
+		return answer{}, err
+	}
+	return ok(page)
+}
+
+func (d *Daemon) named(c *call) (*vm, error) { return d.find(mux.Vars(c.Request)["id"]) }
+
+func (d *Daemon) getVM(c *call) (answer, error) {
+	v, err := d.named(c)
+	if err != nil {
+		return answer{}, err
+	}
+	return ok(v.view())
+}
+
+// createVM makes a VM, or answers with the one that has the id already.
+func (d *Daemon) createVM(c *call) (answer, error) {
+	var req api.MachineRequest
+	if err := api.Decode(c.body, &req); err != nil {
+		return answer{}, err
+	}
+	if err := req.Check(); err != nil {
+		return answer{}, err
+	}
+	driver, err := d.complete(&req)
+	if err != nil {
+		return answer{}, err
+	}
+	if v, err := d.known(c, req); v != nil || err != nil {
+		return d.made(c, v, req, false, err)
+	}
+	spec := req
+	spec.ExpiresInMS = nil
+	if err := driver.Check(machine.Spec{MachineRequest: spec}); err != nil {
+		return answer{}, d.denied(c, req, err)
+	}
+	if scope, why := d.quota(req); why != "" {
+		return answer{}, d.deny(c, req, scope, api.Errorf(api.CodeHostFull, "%s", why))
+	}
+	if err := d.admitPressure(c.Context(), req, c.Header.Get(api.HeaderDefer) == "0"); err != nil {
+		return answer{}, d.deny(c, req, "pressure", err)
+	}
+	v, fresh, err := d.insert(c, driver, req)
+	return d.made(c, v, req, fresh, err)
+}
+
+// complete fills the defaults in and picks the driver.
+func (d *Daemon) complete(req *api.MachineRequest) (machine.Driver, error) {
+	req.Name = cmp.Or(req.Name, "vm-"+req.ID[:8])
+	req.VCPUs = cmp.Or(req.VCPUs, 1)
+	if req.GuestOS == "" && req.Apple != nil {
+		req.GuestOS = req.Apple.GuestOS
+	}
+	req.GuestOS = cmp.Or(req.GuestOS, api.GuestLinux)
+	if req.GuestOS != api.GuestLinux && req.GuestOS != api.GuestMacOS {
+		return nil, api.Invalid("apple.guest_os", "apple.guest_os must be %s or %s", api.GuestLinux, api.GuestMacOS)
+	}
+	if req.Backend == "" || req.Backend == api.BackendAuto {
+		req.Backend = d.cfg.Backend
+	}
+	if n := req.ExpiresInMS; n != nil && (*n < 0 || *n > api.MaxTTLSeconds*1000) {
+		return nil, api.Invalid("expires_in_ms", "expires_in_ms must be from 0 to %d", int64(api.MaxTTLSeconds)*1000)
+	}
+	driver := d.driver(req.Backend)
+	if driver == nil {
+		return nil, api.Invalid("backend", "backend %s is not available on this host; it has %s", req.Backend, strings.Join(driverNames(d.cfg.Drivers), ", "))
+	}
+	can := driver.Features()
+	switch {
+	case req.GuestOS == api.GuestMacOS && !can.MacOS:
+		return nil, api.Invalid("guest_os", "backend %s runs no macOS guests on this host; use a Mac", req.Backend)
+	case req.Balloon != nil && !can.BalloonAsked:
+		return nil, api.Invalid("balloon", "backend %s takes no balloon settings; leave balloon out", req.Backend)
+	case req.Balloon != nil && (req.Hugepages || len(req.VFIODevices) > 0 || strings.HasPrefix(req.SecurityProfile, "confidential")):
+		return nil, api.Invalid("balloon", "balloon does not go with hugepages, vfio_devices or a confidential security_profile; leave it out")
+	}
+	return driver, nil
+}
+
+// known is the VM that already has the id. It is never changed by a create: one of another size is refused.
+func (d *Daemon) known(c *call, req api.MachineRequest) (*vm, error) {
+	d.mu.Lock()
+	v := d.vms[req.ID]
+	_, buried := d.tombs[req.ID]
+	d.mu.Unlock()
+	if v == nil && !buried {
+		return nil, nil
+	}
+	// Also a repeat is an order: the leadership that gives it must be the newest.
+	if err := d.gate.within(c.token, func() error { return nil }); err != nil {
+		return nil, err
+	}
+	if v == nil {
+		return nil, api.Errorf(api.CodeConflict, "VM %s was on this host and has ended; take another id", req.ID)
+	}
+	select {
+	case <-v.committed:
+	case <-c.Context().Done():
+		return nil, api.Errorf(api.CodeUnavailable, "a create with this id is under way; try again")
+	}
+	d.mu.Lock()
+	still := d.vms[req.ID] == v
+	d.mu.Unlock()
+	if !still {
+		return nil, api.Errorf(api.CodeUnavailable, "another create with this id did not succeed; try again")
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	has := v.rec.Spec
+	switch {
+	case v.rec.Wanted == api.StateDeleting:
+		return nil, api.Errorf(api.CodeConflict, "VM %s is being deleted; take another id", req.ID)
+	case has.VCPUs != req.VCPUs || has.MemoryMiB != req.MemoryMiB || has.DiskSizeGiB != req.DiskSizeGiB || has.Image != req.Image || has.Backend != req.Backend || has.GuestOS != req.GuestOS:
+		return nil, api.Errorf(api.CodeConflict, "VM %s exists with another size, image or backend; take another id", req.ID)
+	}
+	return v, nil
+}
+
+// insert makes the VM unless another create with its id was faster.
+func (d *Daemon) insert(c *call, driver machine.Driver, req api.MachineRequest) (v *vm, fresh bool, err error) {
+	rec := record{Spec: req, Wanted: api.StateRunning, Boots: 1, CreatedAt: d.wall()}
+	rec.Spec.ExpiresInMS = nil
+	if req.ExpiresInMS != nil {
+		left := time.Duration(*req.ExpiresInMS) * time.Millisecond
+		rec.Deadline, rec.ExpiresAt = deadlineIn(now(d.cfg.Facts), left), rec.CreatedAt.Add(left)
+	}
+	if f := c.token.fingerprint("create", c.body); f != "" {
+		rec.Orders = []string{f}
+	}
+	v = newVM(d, req.ID, driver, rec)
+	err = d.gate.within(c.token, func() error {
+		d.mu.Lock()
+		_, buried := d.tombs[req.ID]
+		if d.vms[req.ID] != nil || buried {
+			d.mu.Unlock()
+			v = nil
+			return nil
+		}
+		if scope, why := d.quotaLocked(req); why != "" {
+			d.mu.Unlock()
+			return d.deny(c, req, scope, api.Errorf(api.CodeHostFull, "%s", why))
+		}
+		d.vms[req.ID] = v
+		d.mu.Unlock()
+		err := d.store.put(v.id, rec)
+		if err != nil {
+			d.mu.Lock()
+			delete(d.vms, req.ID)
+			d.mu.Unlock()
+		}
+		close(v.committed)
+		return err
+	})
+	if err != nil {
+		return nil, false, err
+	}
+	if v == nil {
+		v, err = d.known(c, req)
+		return v, false, err
+	}
+	v.mu.Lock()
+	v.armLocked()
+	v.mu.Unlock()
+	d.lives.Go(func() { v.live(d.liveCtx) })
+	d.beats.poke()
+	return v, true, nil
+}
+
+// made answers a create.
+func (d *Daemon) made(c *call, v *vm, req api.MachineRequest, fresh bool, err error) (answer, error) {
+	if err != nil {
+		return answer{}, err
+	}
+	if !fresh {
+		return ok(v.view())
+	}
+	d.carriedOut(c, "create", v.id, req.Name, map[string]any{"backend": req.Backend, "image": req.Image, "vcpus": req.VCPUs, "memory_mib": req.MemoryMiB})
+	return answer{http.StatusCreated, v.view()}, nil
+}
+
+// carriedOut leaves an event and tells a steering driver.
+func (d *Daemon) carriedOut(c *call, op, id, name string, detail map[string]any) {
+	if detail == nil {
+		detail = map[string]any{}
+	}
+	detail["vm_id"], detail["name"] = id, name
+	d.record(c.actor, "vm."+op, id, "ok", detail)
+	d.ordered(op, id, name, c.token.text)
+}
+
+// deny leaves an event of a create that the host's admission refused.
+func (d *Daemon) deny(c *call, req api.MachineRequest, scope string, err error) error {
+	d.record(c.actor, "quota.deny", req.ID, "refused", map[string]any{"scope": scope, "vm_id": req.ID, "name": req.Name, "memory_mib": req.MemoryMiB, "vcpus": req.VCPUs, "reason": message(err)})
+	return err
+}
+
+// denied leaves an event of a create that the backend refused.
+func (d *Daemon) denied(c *call, req api.MachineRequest, err error) error {
+	d.record(c.actor, "vm.create", req.ID, "refused", map[string]any{"vm_id": req.ID, "name": req.Name, "reason": message(err)})
+	return err
+}
+
+// used is what the VMs of the host take, whatever their state: a stopped one may be started.
+func (d *Daemon) used() usage {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.usedLocked()
+}
+
+func (d *Daemon) usedLocked() (u usage) {
+	for _, v := range d.vms {
+		s := v.size
+		u.vms, u.vcpus, u.memoryMiB = u.vms+1, u.vcpus+s.VCPUs, u.memoryMiB+s.MemoryMiB
+		if s.GuestOS == api.GuestMacOS {
+			u.macos++
+		}
+	}
+	return u
+}
+
+func (d *Daemon) quota(req api.MachineRequest) (scope, why string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.quotaLocked(req)
+}
+
+func (d *Daemon) quotaLocked(req api.MachineRequest) (scope, why string) {
+	used := d.usedLocked()
+	if req.GuestOS == api.GuestMacOS && used.macos >= api.MacOSPerHost {
+		return "macos", "this Mac runs two macOS guests, which is what Apple's licence allows: use another Mac or delete one"
+	}
+	return quotaRefusal(d.cfg.Settings.Policy, used, d.cfg.VCPUsTotal*d.cfg.CPUOvercommit, d.cfg.MemoryMiBTotal, req.VCPUs, req.MemoryMiB)
+}
+
+func (d *Daemon) patchVM(c *call) (answer, error) {
+	v, err := d.named(c)
+	if err != nil {
+		return answer{}, err
+	}
+	var p api.MachinePatch
+	if err := api.Decode(c.body, &p); err != nil {
+		return answer{}, err
+	}
+	if err := p.Check(); err != nil {
+		return answer{}, err
+	}
+	repeated, err := v.order(c.token, c.token.fingerprint("patch", c.body), func(r *record) error { return d.applyPatch(r, p) })
+	if err != nil {
+		return answer{}, err
+	}
+	if !repeated {
+		detail := map[string]any{}
+		if len(p.Labels) > 0 {
+			detail["labels"] = slices.Sorted(maps.Keys(p.Labels))
+		}
+		if p.ExpiresInMS.Set {
+			detail["expires_in_ms"] = p.ExpiresInMS.String()
+		}
+		d.carriedOut(c, "patch", v.id, v.view().Name, detail)
+	}
+	return ok(v.view())
+}
+
+func (d *Daemon) applyPatch(r *record, p api.MachinePatch) error {
+	if p.Name.Set {
+		r.Spec.Name = p.Name.V
+	}
+	for k, value := range p.Labels {
+		if value == nil {
+			delete(r.Spec.Labels, k)
+			continue
+		}
+		if r.Spec.Labels == nil {
+			r.Spec.Labels = map[string]string{}
+		}
+		r.Spec.Labels[k] = *value
+	}
+	if len(r.Spec.Labels) > api.MaxLabels+8 {
+		return api.Invalid("labels", "a VM may have %d labels at most; remove some", api.MaxLabels)
+	}
+	switch {
+	case p.ExpiresInMS.Null:
+		r.Deadline, r.ExpiresAt = nil, 0
+	case p.ExpiresInMS.Set:
+		left := time.Duration(p.ExpiresInMS.V) * time.Millisecond
+		r.Deadline, r.ExpiresAt = deadlineIn(now(d.cfg.Facts), left), d.wall().Add(left)
+	}
+	return nil
+}
+
+// deleteVM ends the VM and answers once it is gone. An order of central about a VM that has ended is carried out
+// already.
+func (d *Daemon) deleteVM(c *call) (answer, error) {
+	if err := c.empty(); err != nil {
+		return answer{}, err
+	}
+	v, err := d.named(c)
+	if err != nil {
+		if c.token.text != "" && d.buried(mux.Vars(c.Request)["id"]) {
+			if stale := d.gate.within(c.token, func() error { return nil }); stale != nil {
+				return answer{}, stale
+			}
+			return answer{status: http.StatusNoContent}, nil
+		}
+		return answer{}, err
+	}
+	first := false
+	err = d.gate.within(c.token, func() error {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		if v.rec.Wanted == api.StateDeleting {
+			return nil
+		}
+		first = true
+		return v.changeLocked("", func(r *record) error {
+			r.Wanted, r.End = api.StateDeleting, "deleted"
+			return nil
+		})
+	})
+	if err != nil {
+		return answer{}, err
+	}
+	if first {
+		d.carriedOut(c, "delete", v.id, v.view().Name, nil)
+	}
+	select {
+	case <-v.gone:
+		return answer{status: http.StatusNoContent}, nil
+	case <-c.Context().Done():
+	case <-d.liveCtx.Done():
+	}
+	return answer{}, api.Errorf(api.CodeOutcomeUnknown, "VM %s is still being deleted; it will be gone soon", v.id)
+}
+
+func (d *Daemon) buried(id string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_, is := d.tombs[id]
+	return is
+}
+
+// toState carries out an order that changes what the VM wants, and waits for done; nil does not wait.
+func (d *Daemon) toState(c *call, op string, change func(*vm, *record) error, done func(api.VMState) bool) (answer, error) {
+	if err := c.empty(); err != nil {
+		return answer{}, err
+	}
+	v, err := d.named(c)
+	if err != nil {
+		return answer{}, err
+	}
+	repeated, err := v.order(c.token, c.token.fingerprint(op, nil), func(r *record) error { return change(v, r) })
+	if err != nil {
+		return answer{}, err
+	}
+	if done != nil && !repeated { // by the time of a repeat the VM may rightly be in another state
+		if err := v.await(c.Context(), done); err != nil {
+			return answer{}, err
+		}
+	}
+	if !repeated {
+		d.carriedOut(c, op, v.id, v.view().Name, nil)
+	}
+	return ok(v.view())
+}
+
+func (d *Daemon) startVM(c *call) (answer, error) {
+	return d.toState(c, "start", func(v *vm, r *record) error {
+		switch v.stateLocked() {
+		case api.StatePaused:
+			return api.Errorf(api.CodeConflict, "VM %s is paused; resume it", v.id)
+		case api.StateStopped, api.StateFailed:
+			r.Boots++
+		}
+		r.Wanted, r.Failed, r.Note = api.StateRunning, "", ""
+		return nil
+	}, nil)
+}
+
+func (d *Daemon) stopVM(c *call) (answer, error) {
+	return d.toState(c, "stop", func(_ *vm, r *record) error {
+		r.Wanted, r.Failed, r.Note = api.StateStopped, "", ""
+		return nil
+	}, func(s api.VMState) bool { return s == api.StateStopped })
+}
+
+func (d *Daemon) restartVM(c *call) (answer, error) {
+	return d.toState(c, "restart", func(_ *vm, r *record) error {
+		r.Wanted, r.Failed, r.Note = api.StateRunning, "", ""
+		r.Boots++
+		return nil
+	}, nil)
+}
+
+func (d *Daemon) pauseVM(c *call) (answer, error) {
+	return d.toState(c, "pause", func(v *vm, r *record) error {
+		if !v.driver.Features().Pause {
+			return api.Errorf(api.CodeInvalid, "backend %s cannot pause a VM; stop it", r.Spec.Backend)
+		}
+		if s := v.stateLocked(); s != api.StateRunning && s != api.StatePaused {
+			return api.Errorf(api.CodeConflict, "VM %s is %s; only a running VM can be paused", v.id, s)
+		}
+		r.Wanted = api.StatePaused
+		return nil
+	}, func(s api.VMState) bool { return s == api.StatePaused || s == api.StateStopped })
+}
+
+func (d *Daemon) resumeVM(c *call) (answer, error) {
+	return d.toState(c, "resume", func(v *vm, r *record) error {
+		if s := v.stateLocked(); s != api.StateRunning && s != api.StatePaused {
+			return api.Errorf(api.CodeConflict, "VM %s is %s; only a paused VM can be resumed", v.id, s)
+		}
+		r.Wanted = api.StateRunning
+		return nil
+	}, func(s api.VMState) bool { return s == api.StateRunning || s == api.StateStopped })
+}
+
+func (d *Daemon) readConsole(c *call) (answer, error) {
+	v, err := d.named(c)
+	if err != nil {
+		return answer{}, err
+	}
+	m, _, _ := v.machineNow()
+	if m == nil {
+		return answer{}, api.Errorf(api.CodeConflict, "VM %s does not run, so it has no console; start it", v.id)
+	}
+	text, err := m.Console(consoleBytes)
+	if err != nil {
+		return answer{}, err
+	}
+	return ok(text)
+}
