@@ -25,12 +25,10 @@ func (a *app) activity() *cobra.Command {
 			if most < 1 {
 				return usagef("--limit must be at least 1")
 			}
-			items, err := list(ctx, a, "the activity log", func(ctx context.Context) iter.Seq2[api.Activity, error] { return c.Activity(ctx) })
+			items, err := list(ctx, a, "the activity log", func(ctx context.Context) iter.Seq2[api.Activity, error] { return limited(c.Activity(ctx), most) })
 			if err != nil {
 				return err
 			}
-			slices.SortStableFunc(items, func(x, y api.Activity) int { return int(x.At.Sub(y.At)) })
-			items = items[max(0, len(items)-most):]
 			if ok, err := a.json(api.List[api.Activity]{Items: items}); ok {
 				return err
 			}
@@ -39,7 +37,7 @@ func (a *app) activity() *cobra.Command {
 				return nil
 			}
 			g := a.grid("TIME", "ACTOR", "ACTION", "TARGET", "OUTCOME").wider("DETAIL", "ID")
-			for _, i := range items {
+			for _, i := range slices.Backward(items) { // the list begins with the newest
 				detail, _ := json.Marshal(i.Detail) // came as JSON and goes back as it
 				g.row(i.At.Std().Format("2006-01-02 15:04:05"), i.Actor, i.Action, i.Target, i.Outcome, string(detail), i.ID)
 			}
@@ -49,6 +47,21 @@ func (a *app) activity() *cobra.Command {
 	}
 	cmd.Flags().IntVar(&most, "limit", 50, "show this many")
 	return cmd
+}
+
+// limited ends a list after its first items.
+func limited[T any](items iter.Seq2[T, error], most int) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		n := 0
+		for item, err := range items {
+			if !yield(item, err) {
+				return
+			}
+			if n++; n == most {
+				return
+			}
+		}
+	}
 }
 
 // streamPause is how long the stream of past events must be silent to count as read to its end.
