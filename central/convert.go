@@ -1,0 +1,136 @@
+package central
+
+import (
+	"strconv"
+
+	"github.com/fluxvm/fluxvm/fsm"
+	"github.com/fluxvm/fluxvm/pkg/api"
+)
+
+// orNull is null for the operator's, which rows keep as empty.
+func orNull(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
+}
+
+func notNil(m map[string]string) map[string]string {
+	if m == nil {
+		return map[string]string{}
+	}
+	return m
+}
+
+// wireVM is a VM as the API shows it.
+func wireVM(v *fsm.VM) api.VM {
+	out := api.VM{
+		ID: v.ID, Name: v.Name, Tenant: orNull(v.Tenant), Node: v.Node, Backend: v.Backend, Image: v.Image, GuestOS: v.GuestOS,
+		VCPUs: v.VCPUs, MemoryMiB: v.MemoryMiB, DiskSizeGiB: v.DiskGiB, State: v.State, Reason: v.Reason, Labels: notNil(v.Labels),
+		CreatedAt: v.CreatedAt, ReadyAt: v.ReadyAt, ExpiresAt: v.ExpiresAt, IP: v.IP, Pool: v.Pool,
+		ClaimedFrom: v.ClaimedFrom, ClaimedAt: v.ClaimedAt, ColdReason: v.ColdReason,
+		Ephemeral: v.Ephemeral(), Reschedulable: v.Reschedulable, Version: v.Version,
+	}
+	if v.Warm {
+		out.WarmPool, out.WarmState = v.Pool, v.WarmState()
+	}
+	return out
+}
+
+// wirePool is a pool with its status and spares. hideNodes leaves out what only its owner and the operator may see.
+func wirePool(view fsm.View, p *fsm.Pool, hideNodes bool) api.Pool {
+	out := api.Pool{
+		Name: p.Name, Owner: p.Owner(), Tenant: orNull(p.Tenant), Image: p.Image, GuestOS: p.GuestOS,
+		Size: api.Size{VCPUs: p.VCPUs, MemoryMiB: p.MemoryMiB, DiskSizeGiB: p.DiskGiB}, MinReady: p.MinReady, MaxTotal: p.MaxTotal,
+		NodeSelector: notNil(p.NodeSelector), Nodes: p.Nodes, Readiness: p.Readiness, CreatedAt: p.CreatedAt, Version: p.Version,
+		Status: poolStatus(view, p), Warm: []api.WarmVM{},
+	}
+	if out.Nodes == nil {
+		out.Nodes = []string{}
+	}
+	for s := range view.Spares(p.Name) {
+		state := s.WarmState()
+		if state != "ready" && state != "booting" {
+			continue
+		}
+		warm := api.WarmVM{Node: s.Node, ID: s.ID, Name: s.Name, State: state, Image: s.Image, Since: s.CreatedAt}
+		if state == "ready" {
+			warm.Since = s.SpareSince
+		}
+		if hideNodes {
+			warm.Node = ""
+		}
+		out.Warm = append(out.Warm, warm)
+	}
+	return out
+}
+
+// poolStatus sums a pool up from committed rows alone, so that every replica says the same.
+func poolStatus(view fsm.View, p *fsm.Pool) api.PoolStatus {
+	count := view.Count(p)
+	claims, timed, sumMS := view.Claims24h(p.Name)
+	out := api.PoolStatus{
+		State: api.PoolFilling, Ready: count.Ready, Booting: count.Booting, Stale: count.Stale, ClaimedRunning: count.Claimed, Claimed24h: claims,
+		LastClaimAt: p.LastClaimAt, LastFillAt: p.LastFillAt, LastError: orNull(p.LastError), BackoffUntil: p.BackoffUntil,
+		WaitReason: orNull(p.WaitReason), Reasons: p.Reasons,
+	}
+	if timed > 0 {
+		out.AvgClaimMS = sumMS / timed
+	}
+	switch {
+	case p.MinReady == 0:
+		out.State = api.PoolPaused
+	case count.Ready >= p.MinReady:
+		out.State = api.PoolReady
+	case p.BackoffUntil != 0:
+		out.State = api.PoolBackingOff
+	}
+	return out
+}
+
+// wireNode is a host with what is free on it.
+func wireNode(view fsm.View, n *fsm.Node, b *beat, seen api.Time) api.Node {
+	use, w := view.Use(n.Name), b.weather()
+	overcommit := max(n.CPUOvercommit, 1)
+	out := api.Node{
+		Name: n.Name, UUID: n.UUID, URL: n.URL, State: n.State, Reason: n.Reason, Cordoned: n.Cordoned, Draining: n.Draining,
+		Backends: n.Backends, Capabilities: api.Capabilities{Rename: n.Rename}, VCPUsTotal: n.VCPUsTotal, MemoryMiBTotal: n.MemoryMiBTotal, CPUOvercommit: overcommit,
+		VMCount: use.VMs, FreeVCPUs: max(0, n.VCPUsTotal*overcommit-max(use.VCPUs, w.vcpus)), FreeMemoryMiB: max(0, n.MemoryMiBTotal-max(use.MemoryMiB, w.memoryMiB)),
+		Labels: notNil(n.Labels), Density: w.density, LastSeenAt: seen, Version: n.Version,
+	}
+	if n.Mac {
+		out.FreeMacOS = max(0, api.MacOSPerHost-max(use.MacOS, w.macOS))
+		out.Apple = &api.AppleHost{Chip: n.Chip, MacOSGuests: max(use.MacOS, w.macOS), MacOSLimit: api.MacOSPerHost}
+	}
+	if out.Backends == nil {
+		out.Backends = []string{}
+	}
+	return out
+}
+
+// wireActivity is an entry of the activity log.
+func wireActivity(a *fsm.Activity) api.Activity {
+	out := api.Activity{ID: strconv.FormatUint(a.Seq, 10), At: a.At, Actor: a.Actor, Action: a.Action, Target: a.Target, Outcome: a.Outcome, Detail: map[string]any{}}
+	for k, v := range a.Detail {
+		out.Detail[k] = v
+	}
+	return out
+}
+
+// wireLaunch answers a launch from its operation and its VM. A VM that is gone since is shown as that.
+func wireLaunch(view fsm.View, op *fsm.Operation, claimMS int64) api.LaunchAnswer {
+	out := api.LaunchAnswer{Node: op.Node, Warm: op.Warm, Pool: op.Pool, ColdReason: op.ColdReason}
+	if op.Warm {
+		if op.ClaimMS > 0 {
+			claimMS = op.ClaimMS
+		}
+		out.ClaimMS = &claimMS
+	}
+	if v := view.VM(op.Ref); v != nil {
+		out.VM, out.Node = wireVM(v), v.Node
+		return out
+	}
+	out.VM = api.VM{ID: op.Ref, Name: op.Name, Tenant: orNull(op.Scope), Node: op.Node, Image: op.Image, State: api.StateGone, Reason: "it has ended since",
+		Labels: map[string]string{}, CreatedAt: op.At, ClaimedFrom: op.Pool, ColdReason: op.ColdReason}
+	return out
+}

@@ -1,0 +1,402 @@
+package central
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/google/uuid"
+	"github.com/gorilla/mux"
+
+	"github.com/fluxvm/fluxvm/fsm"
+	"github.com/fluxvm/fluxvm/pkg/api"
+)
+
+// role is what a caller may be.
+type role string
+
+const (
+	roleOperator role = "operator"
+	roleNode     role = "node"
+	roleAnyone   role = "anyone" // no token needed
+)
+
+// route is one entry of the table that the API is made from.
+type route struct {
+	method, path string
+	role         role
+	local        bool // answered by the replica itself, never forwarded
+	handle       func(*request) error
+}
+
+// routes is the whole API. A route that is not here does not exist.
+func (r *Replica) routes() []route {
+	return []route{
+		{"GET", "/healthz", roleAnyone, true, (*request).healthz},
+		{"GET", "/readyz", roleAnyone, true, (*request).readyz},
+		{"GET", "/metrics", roleAnyone, true, (*request).getMetrics},
+		{"GET", "/openapi.json", roleAnyone, true, (*request).getOpenAPI},
+		{"POST", "/fleet/register", roleNode, true, (*request).registerNode},
+		{"GET", "/fleet/events", roleOperator, true, (*request).streamEvents},
+		{"GET", "/fleet/cluster", roleOperator, false, (*request).getCluster},
+		{"POST", "/fleet/join-tokens", roleOperator, false, (*request).createJoinToken},
+		{"GET", "/fleet/activity", roleOperator, false, (*request).listActivity},
+		{"GET", "/fleet/capacity", roleOperator, false, (*request).getCapacity},
+		{"GET", "/fleet/nodes", roleOperator, false, (*request).listNodes},
+		{"GET", "/fleet/nodes/{name}", roleOperator, false, (*request).getNode},
+		{"PATCH", "/fleet/nodes/{name}", roleOperator, false, (*request).patchNode},
+		{"DELETE", "/fleet/nodes/{name}", roleOperator, false, (*request).deleteNode},
+		{"POST", "/fleet/nodes/{name}/cordon", roleOperator, false, (*request).cordonNode},
+		{"POST", "/fleet/nodes/{name}/uncordon", roleOperator, false, (*request).uncordonNode},
+		{"POST", "/fleet/nodes/{name}/drain", roleOperator, false, (*request).drainNode},
+		{"GET", "/fleet/nodes/{name}/vms", roleOperator, false, (*request).listNodeVMs},
+		{"GET", "/fleet/images", roleOperator, false, (*request).listImages},
+		{"POST", "/fleet/images", roleOperator, false, (*request).createImage},
+		{"GET", "/fleet/images/{name}", roleOperator, false, (*request).getImage},
+		{"PATCH", "/fleet/images/{name}", roleOperator, false, (*request).patchImage},
+		{"DELETE", "/fleet/images/{name}", roleOperator, false, (*request).deleteImage},
+		{"GET", "/fleet/pools", roleOperator, false, (*request).listPools},
+		{"POST", "/fleet/pools", roleOperator, false, (*request).createPool},
+		{"GET", "/fleet/pools/{name}", roleOperator, false, (*request).getPool},
+		{"PATCH", "/fleet/pools/{name}", roleOperator, false, (*request).patchPool},
+		{"DELETE", "/fleet/pools/{name}", roleOperator, false, (*request).deletePool},
+		{"GET", "/fleet/pools/{name}/status", roleOperator, false, (*request).getPoolStatus},
+		{"POST", "/fleet/pools/{name}/roll", roleOperator, false, (*request).rollPool},
+		{"GET", "/fleet/vms", roleOperator, false, (*request).listVMs},
+		{"POST", "/fleet/vms", roleOperator, false, (*request).launchVM},
+		{"GET", "/fleet/vms/{id}", roleOperator, false, (*request).getVM},
+		{"PATCH", "/fleet/vms/{id}", roleOperator, false, (*request).patchVM},
+		{"DELETE", "/fleet/vms/{id}", roleOperator, false, (*request).deleteVM},
+		{"DELETE", "/fleet/vms/{node}/{id}", roleOperator, false, (*request).deleteVMOnNode},
+		{"POST", "/fleet/vms/{id}/exec", roleOperator, false, (*request).execVM},
+		{"GET", "/fleet/vms/{id}/console", roleOperator, false, (*request).getConsole},
+	}
+}
+
+// Handler is the fleet API as clients see it.
+func (r *Replica) Handler() http.Handler { return r.router(false) }
+
+// peerHandler is what other replicas see: the API for forwarded requests, and this replica's status.
+func (r *Replica) peerHandler() http.Handler {
+	outer := http.NewServeMux()
+	outer.HandleFunc("GET "+statusPath, r.serveStatus)
+	outer.Handle("/", r.router(true))
+	return outer
+}
+
+func (r *Replica) router(forwarded bool) http.Handler {
+	m := mux.NewRouter().UseEncodedPath()
+	var paths []string
+	allowed := map[string][]string{}
+	for _, rt := range r.routes() {
+		m.Handle(rt.path, r.handler(rt, forwarded)).Methods(rt.method)
+		if allowed[rt.path] == nil {
+			paths = append(paths, rt.path)
+		}
+		allowed[rt.path] = append(allowed[rt.path], rt.method)
+	}
+	for _, path := range paths { // what is left has the wrong method
+		m.Handle(path, refuseMethod(allowed[path]))
+	}
+	m.NotFoundHandler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		writeError(w, requestID(req), api.Errorf(api.CodeNotFound, "there is no such route; GET /openapi.json lists them"))
+	})
+	return m
+}
+
+func refuseMethod(methods []string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		w.Header().Set("Allow", strings.Join(methods, ", "))
+		e := api.Errorf(api.CodeInvalid, "this route takes %s", strings.Join(methods, ", ")).Filled(requestID(req))
+		e.Status = http.StatusMethodNotAllowed
+		writeProblem(w, http.StatusMethodNotAllowed, e)
+	})
+}
+
+// request is one request on its way through: who asks, what for, and where the answer goes.
+type request struct {
+	*http.Request
+	r         *Replica
+	w         *answer
+	id        string
+	caller    caller
+	body      []byte
+	key       string // idempotency key of a POST
+	forwarded bool   // it came from another replica
+}
+
+// caller is who asks.
+type caller struct {
+	role   role
+	actor  string // for the activity log
+	node   string // the node whose credential was shown; empty for an operator or a join token
+	secret string
+}
+
+// answer notes the status for metrics and logs.
+type answer struct {
+	http.ResponseWriter
+	status int
+}
+
+func (a *answer) WriteHeader(status int) {
+	a.status = status
+	a.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap lets http.ResponseController reach what is below.
+func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
+
+func requestID(req *http.Request) string {
+	if id := req.Header.Get(api.HeaderRequestID); id != "" && len(id) <= 64 && !strings.ContainsFunc(id, func(c rune) bool { return c < 0x21 || c > 0x7e }) {
+		return id
+	}
+	return uuid.NewString()
+}
+
+// handler is the way of every request: read, authenticate, forward or make sure of the state, handle, answer.
+func (r *Replica) handler(rt route, forwarded bool) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		q := &request{Request: req, r: r, w: &answer{ResponseWriter: w, status: http.StatusOK}, id: requestID(req), forwarded: forwarded}
+		q.w.Header().Set(api.HeaderRequestID, q.id)
+		q.w.Header().Set("X-Content-Type-Options", "nosniff")
+		if err := q.serve(rt); err != nil {
+			q.fail(err)
+		}
+		r.metrics.answered(rt.path, rt.method, q.w.status)
+	})
+}
+
+func (q *request) serve(rt route) error {
+	raw, err := io.ReadAll(http.MaxBytesReader(q.w, q.Request.Body, api.MaxBody))
+	if err != nil {
+		var large *http.MaxBytesError
+		if errors.As(err, &large) {
+			return api.Errorf(api.CodeTooLarge, "the body has more than %d bytes; send less", api.MaxBody)
+		}
+		return api.Errorf(api.CodeInvalid, "the body could not be read to its end")
+	}
+	q.body = raw
+	if rt.local {
+		if err := q.authenticate(rt); err != nil {
+			return err
+		}
+		return rt.handle(q)
+	}
+	stale, err := q.flag("stale")
+	if err != nil {
+		return err
+	}
+	if stale && rt.method == http.MethodGet {
+		if err := q.authenticate(rt); err != nil {
+			return err
+		}
+		ago, ok := q.r.log.LastContact()
+		if !ok {
+			return api.Errorf(api.CodeUnavailable, "this replica has not heard from a leader yet; ask another one or try again")
+		}
+		q.w.Header().Set(api.HeaderLastContact, strconv.FormatInt(ago.Milliseconds(), 10))
+		return q.handle(rt)
+	}
+	return q.serveCurrent(rt)
+}
+
+// serveCurrent answers on the leader, wherever the request came in.
+func (q *request) serveCurrent(rt route) error {
+	if rt.method == http.MethodPost {
+		if q.key = q.Request.Header.Get(api.HeaderIdempotencyKey); q.key == "" {
+			q.key = uuid.NewString()
+			q.Request.Header.Set(api.HeaderIdempotencyKey, q.key)
+		} else if err := api.CheckKey(q.key); err != nil {
+			return err
+		}
+		q.w.Header().Set(api.HeaderIdempotencyKey, q.key)
+	}
+	if q.leading() == nil {
+		return q.forward(rt)
+	}
+	if rt.method == http.MethodGet {
+		ctx, cancel := context.WithTimeout(q.Context(), proposeTimeout)
+		defer cancel()
+		if err := q.r.log.VerifyRead(ctx); err != nil {
+			return err
+		}
+	}
+	if err := q.authenticate(rt); err != nil {
+		return err
+	}
+	return q.handle(rt)
+}
+
+// handle runs the handler, after waiting for a change if the request asks for that.
+func (q *request) handle(rt route) error {
+	if rt.method == http.MethodGet {
+		if err := q.waitForChange(rt.path); err != nil {
+			return err
+		}
+	}
+	return rt.handle(q)
+}
+
+// authenticate finds out who asks. What the state says of tokens holds on every replica.
+func (q *request) authenticate(rt route) error {
+	if rt.role == roleAnyone {
+		return nil
+	}
+	token, ok := strings.CutPrefix(q.Header.Get("Authorization"), "Bearer ")
+	if !ok || token == "" {
+		return api.Errorf(api.CodeUnauthenticated, "send a token in the header Authorization: Bearer …")
+	}
+	view := q.r.state.View()
+	hash, meta := hashToken(token), view.Meta()
+	if meta.ClusterID == "" {
+		return api.Errorf(api.CodeUnavailable, "the cluster is still being set up; try again in a moment")
+	}
+	if hash == meta.OperatorHash {
+		q.caller = caller{role: roleOperator, actor: "operator"}
+		return nil
+	}
+	if rt.role == roleNode {
+		q.caller = caller{role: roleNode, secret: token}
+		return nil // the handler holds it to the node it speaks for
+	}
+	return api.Errorf(api.CodeUnauthenticated, "the token is not known here; check FLUXVM_TOKEN")
+}
+
+// op is the request's idempotency key as a command carries it. body is the decoded request, so that spacing and
+// order of fields do not matter.
+func (q *request) op(body any) *fsm.Op {
+	raw, err := json.Marshal(body)
+	if err != nil {
+		raw = q.body
+	}
+	return &fsm.Op{Key: q.key, Digest: hashToken(q.Method + " " + q.URL.Path + "\n" + string(raw))}
+}
+
+// decode reads the body strictly.
+func (q *request) decode(v any) error { return api.Decode(q.body, v) }
+
+// noBody allows an absent or empty body for requests that need none.
+func (q *request) noBody() error {
+	if len(q.body) == 0 {
+		return nil
+	}
+	return api.Decode(q.body, &struct{}{})
+}
+
+// name is a part of the path, unescaped.
+func (q *request) name(part string) string {
+	raw := mux.Vars(q.Request)[part]
+	if plain, err := url.PathUnescape(raw); err == nil {
+		return plain
+	}
+	return raw
+}
+
+func (q *request) flag(name string) (bool, error) {
+	text := q.URL.Query().Get(name)
+	if text == "" {
+		return false, nil
+	}
+	on, err := strconv.ParseBool(text)
+	if err != nil {
+		return false, api.Invalid(name, "%s must be true or false", name)
+	}
+	return on, nil
+}
+
+// ifMatch is the version that a change is held to; 0 is any.
+func (q *request) ifMatch() (uint64, error) {
+	text := q.Header.Get("If-Match")
+	if text == "" || text == "*" {
+		return 0, nil
+	}
+	version, err := strconv.ParseUint(strings.Trim(text, `"`), 10, 64)
+	if err != nil {
+		return 0, api.Errorf(api.CodeConflict, "the If-Match header is no ETag of this object; read it again")
+	}
+	return version, nil
+}
+
+// propose commits a command of the caller's.
+func (q *request) propose(kind fsm.Kind, op *fsm.Op, body any) (fsm.Result, error) {
+	g := q.leading()
+	if g == nil {
+		return fsm.Result{}, api.Errorf(api.CodeNotLeader, "this replica stopped leading; try again")
+	}
+	result, err := g.propose(q.Context(), kind, q.caller.actor, op, body)
+	if err == nil && result.Replayed {
+		q.w.Header().Set(api.HeaderReplayed, "true")
+	}
+	return result, err
+}
+
+// leading gives the reign, nil if this replica does not lead or is not ready to.
+func (q *request) leading() *reign { return q.r.reign.Load() }
+
+// send writes a JSON answer. Reads carry the index of the state that they show.
+func (q *request) send(status int, v any) error {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("encoding the answer: %w", err)
+	}
+	q.index(q.r.state.View())
+	q.w.Header().Set("Content-Type", "application/json")
+	q.w.WriteHeader(status)
+	_, _ = q.w.Write(append(raw, '\n')) // the caller has gone
+	return nil
+}
+
+func (q *request) index(view fsm.View) {
+	if q.w.Header().Get(api.HeaderIndex) == "" {
+		q.w.Header().Set(api.HeaderIndex, strconv.FormatUint(view.Index(), 10))
+	}
+}
+
+// sendVersioned is send for an object with a version, its ETag.
+func (q *request) sendVersioned(status int, version uint64, v any) error {
+	q.w.Header().Set("ETag", `"`+strconv.FormatUint(version, 10)+`"`)
+	return q.send(status, v)
+}
+
+func (q *request) noContent() error {
+	q.w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// fail answers with an error. What is no *api.Error is the server's fault: logged here, and named by its id only.
+func (q *request) fail(err error) {
+	var known *api.Error
+	if !errors.As(err, &known) {
+		if q.Context().Err() != nil {
+			return // nobody waits
+		}
+		q.r.logger.Error("a request failed", "request_id", q.id, "method", q.Method, "path", q.URL.Path, "error", err)
+		known = api.Errorf(api.CodeInternal, "something went wrong in the server; its log has more under request_id %s", q.id)
+	}
+	writeError(q.w, q.id, known)
+}
+
+func writeError(w http.ResponseWriter, id string, e *api.Error) {
+	filled := e.Filled(id)
+	if filled.RetryAfterSecs > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(filled.RetryAfterSecs))
+	}
+	writeProblem(w, filled.Status, filled)
+}
+
+func writeProblem(w http.ResponseWriter, status int, e *api.Error) {
+	raw, err := json.Marshal(e)
+	if err != nil {
+		raw = []byte(`{"code":"internal"}`) // strings and numbers always encode
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(status)
+	_, _ = w.Write(append(raw, '\n'))
+}

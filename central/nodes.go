@@ -1,0 +1,295 @@
+package central
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/fluxvm/fluxvm/fsm"
+	"github.com/fluxvm/fluxvm/pkg/api"
+)
+
+// showNode is a host with what this replica last heard of it.
+func (q *request) showNode(view fsm.View) func(*fsm.Node) api.Node {
+	wall := q.r.wall()
+	return func(n *fsm.Node) api.Node {
+		b := q.r.fleet.get(n.Name)
+		var seen api.Time
+		if b != nil {
+			seen = api.TimeOf(wall.Add(-wall.Sub(b.at)))
+		}
+		return wireNode(view, n, b, seen)
+	}
+}
+
+func (q *request) listNodes() error {
+	p, err := q.page()
+	if err != nil {
+		return err
+	}
+	view := q.r.state.View()
+	q.index(view)
+	return q.send(http.StatusOK, listPage(p, view.Nodes(p.after), func(n *fsm.Node) string { return n.Name }, all, q.showNode(view)))
+}
+
+func (q *request) getNode() error {
+	view := q.r.state.View()
+	n, err := q.node(view)
+	if err != nil {
+		return err
+	}
+	q.index(view)
+	return q.sendVersioned(http.StatusOK, n.Version, q.showNode(view)(n))
+}
+
+func (q *request) node(view fsm.View) (*fsm.Node, error) {
+	name := q.name("name")
+	if n := view.Node(name); n != nil {
+		return n, nil
+	}
+	return nil, api.Errorf(api.CodeNotFound, "there is no node %s", name)
+}
+
+func (q *request) listNodeVMs() error {
+	p, err := q.page()
+	if err != nil {
+		return err
+	}
+	view := q.r.state.View()
+	n, err := q.node(view)
+	if err != nil {
+		return err
+	}
+	q.index(view)
+	return q.send(http.StatusOK, listPage(p, view.VMs(p.after), func(v *fsm.VM) string { return v.ID }, func(v *fsm.VM) bool { return v.Node == n.Name }, wireVM))
+}
+
+// getCapacity sums up the healthy, uncordoned hosts.
+func (q *request) getCapacity() error {
+	view := q.r.state.View()
+	var out api.Capacity
+	show := q.showNode(view)
+	for n := range view.Nodes("") {
+		one := show(n)
+		out.Nodes++
+		out.VMs += one.VMCount
+		if n.State != api.NodeHealthy || n.Cordoned {
+			continue
+		}
+		out.Healthy++
+		out.VCPUsTotal += one.VCPUsTotal * one.CPUOvercommit
+		out.VCPUsFree += one.FreeVCPUs
+		out.MemoryMiBTotal += one.MemoryMiBTotal
+		out.MemoryMiBFree += one.FreeMemoryMiB
+		if n.Mac {
+			out.MacOSTotal += api.MacOSPerHost
+			out.MacOSFree += one.FreeMacOS
+		}
+	}
+	q.index(view)
+	return q.send(http.StatusOK, out)
+}
+
+func (q *request) patchNode() error {
+	var body api.NodePatch
+	if err := q.decode(&body); err != nil {
+		return err
+	}
+	if err := body.Check(); err != nil {
+		return err
+	}
+	change := fsm.PatchNode{Action: "PATCH /fleet/nodes/{name}"}
+	if body.Cordoned.Set {
+		change.Cordoned = &body.Cordoned.V
+	}
+	if body.Reason.Set {
+		change.Reason = &body.Reason.V
+	}
+	return q.changeNode(change, nil)
+}
+
+func (q *request) cordonNode() error {
+	yes := true
+	return q.steerNode(fsm.PatchNode{Action: "POST /fleet/nodes/{name}/cordon", Cordoned: &yes})
+}
+
+func (q *request) uncordonNode() error {
+	no := false
+	return q.steerNode(fsm.PatchNode{Action: "POST /fleet/nodes/{name}/uncordon", Cordoned: &no, Draining: &no})
+}
+
+func (q *request) drainNode() error {
+	yes := true
+	return q.steerNode(fsm.PatchNode{Action: "POST /fleet/nodes/{name}/drain", Cordoned: &yes, Draining: &yes})
+}
+
+// steerNode is for the routes whose body may hold a reason and nothing else.
+func (q *request) steerNode(change fsm.PatchNode) error {
+	var body struct {
+		Reason *string `json:"reason,omitempty"`
+	}
+	if len(q.body) > 0 {
+		if err := q.decode(&body); err != nil {
+			return err
+		}
+	}
+	change.Reason = body.Reason
+	return q.changeNode(change, q.op(body))
+}
+
+func (q *request) changeNode(change fsm.PatchNode, op *fsm.Op) error {
+	change.Name = q.name("name")
+	if _, err := q.propose(fsm.KindPatchNode, op, change); err != nil {
+		return err
+	}
+	q.wakePools()
+	return q.getNode()
+}
+
+func (q *request) deleteNode() error {
+	name := q.name("name")
+	if _, err := q.propose(fsm.KindDeleteNode, nil, fsm.DeleteNode{Name: name}); err != nil {
+		return err
+	}
+	q.r.fleet.forget(name)
+	return q.noContent()
+}
+
+// createJoinToken makes a secret that lets hosts or replicas in. It is shown here and never again.
+func (q *request) createJoinToken() error {
+	var body api.JoinTokenRequest
+	if err := q.decode(&body); err != nil {
+		return err
+	}
+	if err := body.Check(); err != nil {
+		return err
+	}
+	op := q.op(body)
+	if body.NamePattern == "" {
+		body.NamePattern = "*"
+	}
+	if body.Uses == 0 {
+		body.Uses = 1
+	}
+	if body.ExpiresInSecs == 0 {
+		body.ExpiresInSecs = 3600
+	}
+	g := q.leading()
+	if g == nil {
+		return api.Errorf(api.CodeNotLeader, "this replica stopped leading; try again")
+	}
+	token := NewToken("fvj_")
+	row := fsm.JoinToken{ID: uuid.NewString(), Hash: hashToken(token), Kind: body.Kind, NamePattern: body.NamePattern, UsesLeft: body.Uses,
+		ExpiresAt: g.now().Add(time.Duration(body.ExpiresInSecs) * time.Second)}
+	result, err := q.propose(fsm.KindCreateJoinToken, op, fsm.CreateJoinToken{Token: row})
+	if err != nil {
+		return err
+	}
+	if result.Replayed {
+		return api.Errorf(api.CodeConflict, "a join token was made under this key, and its secret is shown only once; ask again with another key")
+	}
+	return q.send(http.StatusCreated, api.JoinToken{ID: row.ID, Token: token, Kind: row.Kind, NamePattern: row.NamePattern, Uses: row.UsesLeft, ExpiresAt: row.ExpiresAt})
+}
+
+const (
+	joinPrefix   = "fvj_"
+	beatInterval = 10 * time.Second
+)
+
+// registerNode takes a beat in, on whichever replica it reaches. Only news of facts goes through the log, and only
+// the leader puts it there; the node reports to every replica, so the leader hears the same.
+func (q *request) registerNode() error {
+	var report api.Register
+	if err := q.decode(&report); err != nil {
+		return err
+	}
+	if err := report.Check(); err != nil {
+		return err
+	}
+	facts := factsOf(&report)
+	credential := q.caller.secret
+	joining := strings.HasPrefix(credential, joinPrefix)
+	if report.Credential != "" {
+		facts.CredentialHash = hashToken(report.Credential)
+	} else if credential != "" {
+		facts.CredentialHash = hashToken(credential)
+	}
+	known := q.r.state.View().Node(report.Name)
+	vouched := q.caller.role == roleOperator
+	trusted := known != nil && known.UUID == report.UUID && (vouched || known.CredentialHash == facts.CredentialHash && !joining)
+	if !trusted || !known.SameFacts(&facts) {
+		if err := q.commitFacts(facts, joining, vouched, trusted); err != nil {
+			return err
+		}
+	}
+	if vouched || joining {
+		credential = report.Credential
+	}
+	want := q.r.fleet.hear(report, credential, q.r.wall())
+	return q.send(http.StatusOK, api.RegisterAnswer{OK: true, NextInMS: q.nextBeat(), WantVMs: want, Replicas: q.r.urls()})
+}
+
+// commitFacts brings a new host, or changed facts of a known one, into the log.
+func (q *request) commitFacts(facts fsm.Node, joining, vouched, trusted bool) error {
+	g := q.leading()
+	if g == nil {
+		if trusted {
+			return nil // the leader hears it too
+		}
+		return api.Errorf(api.CodeNotLeader, "only the leader takes new nodes in; it was not this replica")
+	}
+	body := fsm.RegisterNode{Node: facts, Operator: vouched}
+	if joining {
+		body.TokenHash = hashToken(q.caller.secret)
+	}
+	_, err := g.propose(q.Context(), fsm.KindRegisterNode, "node/"+facts.Name, nil, body)
+	if err == nil {
+		poke(g.poolPoke)
+	}
+	return err
+}
+
+func factsOf(report *api.Register) fsm.Node {
+	out := fsm.Node{Name: report.Name, UUID: report.UUID, BootID: report.BootID, URL: report.URL, Backends: report.Backends, Rename: report.Capabilities.Rename,
+		VCPUsTotal: report.VCPUsTotal, MemoryMiBTotal: report.MemoryMiBTotal, CPUOvercommit: report.CPUOvercommit, Labels: report.Labels, Mac: report.Apple != nil}
+	if report.Apple != nil {
+		out.Chip = report.Apple.Chip
+	}
+	return out
+}
+
+// nextBeat spreads the nodes' beats by a tenth, so that they do not come all at once after a failover.
+func (q *request) nextBeat() int64 {
+	spread := beatInterval.Milliseconds() / 10
+	return beatInterval.Milliseconds() - spread/2 + int64(q.r.wall().UnixNano()/1000)%spread
+}
+
+// urls are the replicas' addresses as far as they are known here.
+func (r *Replica) urls() []string {
+	if known := r.known.Load(); known != nil {
+		return *known
+	}
+	return []string{r.cfg.URL}
+}
+
+// followPeers keeps the list of the replicas' addresses for the nodes.
+func (r *Replica) followPeers(ctx context.Context) {
+	for ctx.Err() == nil {
+		var urls []string
+		known := r.statuses(ctx)
+		for _, m := range r.log.Members() {
+			if s, ok := known[m.Name]; ok {
+				urls = append(urls, s.URL)
+			}
+		}
+		if len(urls) > 0 {
+			r.known.Store(&urls)
+		}
+		pause(ctx, peerPeriod)
+	}
+}
+
+const peerPeriod = 5 * time.Second

@@ -1,0 +1,89 @@
+package central
+
+import (
+	"time"
+
+	"github.com/fluxvm/fluxvm/fsm"
+	"github.com/fluxvm/fluxvm/pkg/api"
+)
+
+const (
+	missingFor  = 3 * time.Second  // a row's VM is gone when two lists lack it, this far apart
+	strangerFor = 10 * time.Minute // a VM of this cluster without a row is removed after that
+)
+
+// observe compares what a node lists with the rows placed on it and says what is news, and which of the node's
+// VMs belong to nobody. now is this process's clock; a beat's missing and strangers remember earlier looks.
+func observe(view fsm.View, node string, b *beat, now time.Time) (news []fsm.VMReport, strangers []string) {
+	if b == nil || b.vms == nil {
+		return nil, nil
+	}
+	for row := range view.VMsOn(node) {
+		vm := b.vms[row.ID]
+		if vm == nil {
+			if gone(row, b, now) {
+				news = append(news, fsm.VMReport{ID: row.ID, Node: node, State: api.StateGone, Reason: "its node no longer has it"})
+			}
+			continue
+		}
+		delete(b.missing, row.ID)
+		if n, ok := differs(row, vm); ok {
+			n.Node = node
+			news = append(news, n)
+		}
+	}
+	for id := range b.missing {
+		if row := view.VM(id); row == nil || row.Node != node {
+			delete(b.missing, id)
+		}
+	}
+	return news, adrift(view, node, b, now)
+}
+
+// gone says that the VM of a row is not on its node: it was there, and two lists that are well apart lack it.
+func gone(row *fsm.VM, b *beat, now time.Time) bool {
+	if row.Told == 0 || row.State == api.StatePlaced {
+		return false // the node may not have been told of it yet
+	}
+	since, known := b.missing[row.ID]
+	if !known {
+		b.missing[row.ID] = b.at
+		return false
+	}
+	return b.at.After(since) && now.Sub(since) >= missingFor
+}
+
+// differs says what a node shows of a VM that its row does not.
+func differs(row *fsm.VM, vm *api.ReportedVM) (fsm.VMReport, bool) {
+	out := fsm.VMReport{ID: row.ID, State: vm.State, Agent: vm.Agent, IP: vm.IP, Reason: vm.Reason}
+	switch {
+	case vm.State == api.StateGone:
+		return out, row.Told != 0 || row.State == api.StateDeleting
+	case row.State == api.StateDeleting || row.Told == 0:
+		return out, false
+	case vm.State == api.StateDeleting: // the node is ending it; what it was is of no interest any more
+		return out, false
+	}
+	changed := row.State != vm.State && vm.State != api.StatePlaced || vm.IP != "" && row.IP != vm.IP ||
+		vm.Agent && row.ReadyAt == 0 && vm.State == api.StateRunning || row.State == vm.State && row.Reason != vm.Reason && vm.Reason != ""
+	return out, changed
+}
+
+// adrift lists VMs of this cluster on the node that no row places there, seen for long enough.
+func adrift(view fsm.View, node string, b *beat, now time.Time) (out []string) {
+	cluster := view.Meta().ClusterID
+	for id, vm := range b.vms {
+		row := view.VM(id)
+		if vm.Cluster != cluster || vm.State == api.StateGone || row != nil && row.Node == node {
+			delete(b.strangers, id)
+			continue
+		}
+		since, known := b.strangers[id]
+		if !known {
+			b.strangers[id] = b.at
+		} else if now.Sub(since) >= strangerFor && b.at.After(since) {
+			out = append(out, id)
+		}
+	}
+	return out
+}

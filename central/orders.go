@@ -1,0 +1,347 @@
+package central
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/fluxvm/fluxvm/fsm"
+	"github.com/fluxvm/fluxvm/pkg/api"
+)
+
+const (
+	orderTries   = 5 // in a row; then the next pass goes on
+	firstRetry   = 50 * time.Millisecond
+	longestRetry = time.Second
+)
+
+// orders brings nodes to what the rows of VMs ask for: create, hand over, change, delete. It is level-triggered:
+// whoever asks, only the row decides what is done, one order at a time for each VM. A handler that waits and the
+// reconciler that repeats what a dead leader left are the same code.
+type orders struct {
+	reign *reign
+
+	mu        sync.Mutex
+	active    map[string]*order
+	confirmed map[string]uint64 // the order a node confirmed for a VM, while that is not committed
+	running   sync.WaitGroup
+}
+
+// order is one VM being worked on.
+type order struct {
+	again  bool
+	done   chan struct{}
+	result settled // valid after done
+}
+
+// settled is how far a VM got. The zero value: its node has been told everything.
+type settled struct {
+	ended      *api.Error // no host takes it; it is gone
+	replacedBy string     // its hand-over failed; its launch goes on as this VM
+	claimMS    int64
+	open       error // not settled yet; the reconciler goes on
+}
+
+func newOrders(r *reign) *orders {
+	return &orders{reign: r, active: map[string]*order{}, confirmed: map[string]uint64{}}
+}
+
+// ensure works on the VM, or makes whoever does so look at its row once more.
+func (o *orders) ensure(id string) *order {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if one := o.active[id]; one != nil {
+		one.again = true
+		return one
+	}
+	one := &order{done: make(chan struct{})}
+	o.active[id] = one
+	o.running.Go(func() { o.run(id, one) })
+	return one
+}
+
+// settle waits until the VM's node has been told all, the VM has ended, or ctx ends. A launch whose hand-over
+// failed is followed to the VM that it goes on as.
+func (o *orders) settle(ctx context.Context, id string) (settled, error) {
+	for {
+		one := o.ensure(id)
+		select {
+		case <-ctx.Done():
+			return settled{}, ctx.Err()
+		case <-o.reign.ctx.Done():
+			return settled{}, errDeposed
+		case <-one.done:
+		}
+		switch res := one.result; {
+		case res.replacedBy != "":
+			id = res.replacedBy
+		case res.open != nil:
+			pause(ctx, firstRetry)
+		default:
+			return res, nil
+		}
+	}
+}
+
+var errDeposed = errors.New("this replica no longer leads")
+
+func (o *orders) run(id string, one *order) {
+	for {
+		one.result = o.bring(id)
+		o.mu.Lock()
+		if one.again && o.reign.ctx.Err() == nil && one.result.replacedBy == "" && one.result.ended == nil {
+			one.again = false
+			o.mu.Unlock()
+			continue
+		}
+		delete(o.active, id)
+		o.mu.Unlock()
+		close(one.done)
+		return
+	}
+}
+
+// bring works until the VM's node has been told all or a few tries in a row have failed.
+func (o *orders) bring(id string) (out settled) {
+	wait := firstRetry
+	for try := 0; try < orderTries; try++ {
+		if err := o.reign.ctx.Err(); err != nil {
+			out.open = errDeposed
+			return out
+		}
+		row := o.reign.view().VM(id)
+		if row == nil || !row.NeedsOrder() || o.isConfirmed(row) {
+			out.open = nil
+			return out
+		}
+		next, again := o.step(row)
+		if next.claimMS == 0 {
+			next.claimMS = out.claimMS
+		}
+		if out = next; out.ended != nil || out.replacedBy != "" {
+			return out
+		}
+		if !again {
+			try = -1 // something was achieved: look at the row afresh
+			continue
+		}
+		pause(o.reign.ctx, wait)
+		wait = min(wait*2, longestRetry)
+	}
+	return out
+}
+
+func (o *orders) isConfirmed(row *fsm.VM) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.confirmed[row.ID] >= row.Order
+}
+
+// confirm notes that the node did as the row asked and queues that for the log.
+func (o *orders) confirm(row *fsm.VM, report fsm.VMReport) {
+	o.mu.Lock()
+	o.confirmed[row.ID] = row.Order
+	o.mu.Unlock()
+	report.ID, report.Node, report.Told = row.ID, row.Node, row.Order
+	o.reign.outcomes.add(o.reign.ctx, report, func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if o.confirmed[row.ID] == row.Order {
+			delete(o.confirmed, row.ID)
+		}
+	})
+}
+
+// step gives the VM's node one order. again says that it did not work out and may be tried once more.
+func (o *orders) step(row *fsm.VM) (out settled, again bool) {
+	node := o.reign.view().Node(row.Node)
+	b := o.reign.r.fleet.get(row.Node)
+	switch {
+	case node == nil && row.State == api.StateDeleting:
+		o.confirm(row, fsm.VMReport{State: api.StateGone, Reason: "its node was removed"})
+		return out, false
+	case node == nil || b == nil:
+		return settled{open: fmt.Errorf("node %s was not heard yet", row.Node)}, true
+	}
+	switch {
+	case row.State == api.StateDeleting:
+		return o.remove(row, node, b)
+	case row.State == api.StatePlaced && row.Told == 0:
+		return o.create(row, node, b)
+	default:
+		return o.change(row, node, b)
+	}
+}
+
+func (o *orders) send(row *fsm.VM, node *fsm.Node, b *beat, method, path string, body, out any) error {
+	ctx, cancel := context.WithTimeout(o.reign.ctx, orderTimeout)
+	defer cancel()
+	token := fmt.Sprintf("%d.%d.%d", o.reign.view().Meta().Epoch, o.reign.term, row.Order)
+	return o.reign.r.calls.call(ctx, node.URL, b.credential, method, path, token, body, out)
+}
+
+func (o *orders) remove(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
+	err := o.send(row, node, b, "DELETE", "/v1/vms/"+url.PathEscape(row.ID), nil, nil)
+	if refused := codeOf(err); err == nil || refused == api.CodeNotFound {
+		o.confirm(row, fsm.VMReport{State: api.StateGone, Reason: row.Reason})
+		return settled{}, false
+	}
+	return settled{open: err}, true
+}
+
+// create orders the VM to be made. The node knows a repeat by the id. Only a refusal, or a host that certainly
+// was not reached, lets the VM go elsewhere.
+func (o *orders) create(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
+	var made api.Machine
+	err := o.send(row, node, b, "POST", "/v1/vms", createBody(row, o.reign.view().Meta().ClusterID, o.reign.now()), &made)
+	if err == nil {
+		o.confirm(row, fsm.VMReport{State: shown(made.State), Agent: made.Agent, IP: made.IP, Reason: made.Reason})
+		return settled{}, false
+	}
+	var unsent notSent
+	refusal := ""
+	switch code := codeOf(err); {
+	case code == api.CodeStaleToken:
+		return settled{open: err}, true
+	case code == api.CodeUnauthenticated:
+		return settled{open: err}, true // the node has not told this replica its credential yet
+	case code != "" && code != api.CodeInternal && code != api.CodeOutcomeUnknown:
+		refusal = errorDetail(err)
+	case errors.As(err, &unsent) && row.Placed == o.reign.term:
+		refusal = "node " + row.Node + " cannot be reached"
+	default:
+		return settled{open: err}, true
+	}
+	moved, err := o.reign.move(row, refusal)
+	if err != nil {
+		return settled{open: err}, true
+	}
+	return settled{ended: moved.Ended}, false
+}
+
+// shown is the state a node's answer stands for; a machine that was only just taken in is booting.
+func shown(s api.VMState) api.VMState {
+	if s == api.StatePlaced || s == "" {
+		return api.StateBooting
+	}
+	return s
+}
+
+// change tells the node of a VM's new name, labels and deadline. For a claimed spare that is the hand-over; one
+// that the node cannot carry out ends the spare, and the launch goes on as another VM.
+func (o *orders) change(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
+	var now api.Machine
+	err := o.send(row, node, b, "PATCH", "/v1/vms/"+url.PathEscape(row.ID), changeBody(row, o.reign.now()), &now)
+	code := codeOf(err)
+	alive := now.State == api.StateRunning || now.State == api.StatePaused
+	switch {
+	case err == nil && (alive || !row.HandOver):
+		report := fsm.VMReport{State: shown(now.State), Agent: now.Agent, IP: now.IP, Reason: now.Reason}
+		var out settled
+		if row.HandOver {
+			out.claimMS = max(1, o.reign.now().Sub(row.ClaimedAt).Milliseconds())
+			report.ClaimMS = &out.claimMS
+		}
+		o.confirm(row, report)
+		return out, false
+	case row.HandOver && (err == nil || code != "" && code != api.CodeStaleToken && code != api.CodeInternal && code != api.CodeUnauthenticated && !code.Temporary()):
+		refusal := errorDetail(err)
+		if err == nil {
+			refusal = "the VM is " + string(now.State)
+		}
+		moved, err := o.reign.failHandOver(row, refusal)
+		if err != nil {
+			return settled{open: err}, true
+		}
+		if moved.Ended != nil {
+			return settled{ended: moved.Ended}, false
+		}
+		if moved.VM != nil && moved.VM.ID != row.ID {
+			o.ensure(row.ID) // the spare has to go
+			return settled{replacedBy: moved.VM.ID}, false
+		}
+		return settled{}, false
+	case code == api.CodeNotFound:
+		o.confirm(row, fsm.VMReport{State: api.StateGone, Reason: "its node no longer has it"})
+		return settled{}, false
+	}
+	return settled{open: err}, true
+}
+
+// codeOf is the code a node refused with, empty when it did not answer with one.
+func codeOf(err error) api.Code {
+	var refused *api.Error
+	if errors.As(err, &refused) {
+		return refused.Code
+	}
+	return ""
+}
+
+func errorDetail(err error) string {
+	var refused *api.Error
+	switch {
+	case errors.As(err, &refused):
+		return refused.Detail
+	case err != nil:
+		return err.Error()
+	}
+	return ""
+}
+
+// nodeLabels are the labels a VM has on its node: the user's and FluxVM's own. null takes one off.
+func nodeLabels(row *fsm.VM) map[string]*string {
+	out := map[string]*string{api.LabelWarmPool: nil, api.LabelWarmClaimed: nil, api.LabelEphemeral: nil}
+	for k, v := range row.Labels {
+		out[k] = &v
+	}
+	yes := "true"
+	switch {
+	case row.Warm:
+		out[api.LabelWarmPool], out[api.LabelEphemeral] = &row.Pool, &yes
+	case row.ClaimedFrom != "":
+		out[api.LabelWarmClaimed] = &row.ClaimedFrom
+	}
+	if row.ExpiresAt != 0 {
+		out[api.LabelEphemeral] = &yes
+	}
+	return out
+}
+
+func createBody(row *fsm.VM, clusterID string, now api.Time) api.MachineRequest {
+	out := api.MachineRequest{ID: row.ID, Name: row.Name, Backend: row.Backend, Image: row.ImagePath, GuestOS: row.GuestOS, VCPUs: row.VCPUs, MemoryMiB: row.MemoryMiB,
+		DiskSizeGiB: row.DiskGiB, NoAgent: row.NoAgent, Labels: map[string]string{api.LabelCluster: clusterID}, ExpiresInMS: remaining(row, now)}
+	for k, v := range nodeLabels(row) {
+		if v != nil {
+			out.Labels[k] = *v
+		}
+	}
+	if x := row.Boot; x != nil {
+		out.CloudInit, out.Network, out.Networks, out.Apple, out.ExtraDisks, out.SecurityProfile, out.Balloon = x.CloudInit, x.Network, x.Networks, x.Apple, x.ExtraDisks, x.SecurityProfile, x.Balloon
+	}
+	return out
+}
+
+func changeBody(row *fsm.VM, now api.Time) api.MachinePatch {
+	out := api.MachinePatch{Name: api.Some(row.Name), Labels: nodeLabels(row), ExpiresInMS: api.Null[int64]()}
+	if left := remaining(row, now); left != nil {
+		out.ExpiresInMS = api.Some(*left)
+	}
+	return out
+}
+
+// remaining is what is left of a VM's life in ms, at least 1; nil without a deadline.
+func remaining(row *fsm.VM, now api.Time) *int64 {
+	if row.ExpiresAt == 0 {
+		return nil
+	}
+	left := max(1, row.ExpiresAt.Sub(now).Milliseconds())
+	return &left
+}
+
+// newID makes a VM's id. Ids sort by the time they were made.
+func newID() string { return uuid.Must(uuid.NewV7()).String() }

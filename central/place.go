@@ -1,0 +1,146 @@
+package central
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/fluxvm/fluxvm/fsm"
+	"github.com/fluxvm/fluxvm/pkg/api"
+)
+
+// maxCandidates is how many hosts a command names.
+const maxCandidates = 32
+
+// need is what is to be placed, and where it may go.
+type need struct {
+	guestOS, backend, imagePath string
+	vcpus                       int
+	memoryMiB                   int64
+	node                        string            // empty: any
+	nodes                       []string          // a pool's; empty: any
+	selector                    map[string]string // the launch's
+	poolSelector                map[string]string
+	tried                       []string
+	spare                       bool // for a pool: the host must be able to hand over, and not be starting too many
+}
+
+// maxBootsPerNode is how many starts of spares one host is given at a time.
+const maxBootsPerNode = 4
+
+// weather is what a host last reported of itself, beside its committed facts.
+type weather struct {
+	known     bool // it was heard by this process
+	density   api.Density
+	vcpus     int // sum over its own list of VMs, with those made on the host directly
+	memoryMiB int64
+	macOS     int
+}
+
+// ranked is a host that fits, with what the order looks at.
+type ranked struct {
+	name      string
+	warn      bool
+	residual  int64 // thousandths of the host left after placement
+	leftMiB   int64
+	vms       int
+	slots     int
+	available int64
+}
+
+// rank orders the hosts that can take the need, best first, and counts the others by what keeps each from it.
+// taken adds to what the rows say of a host: what the caller is about to place there.
+func rank(view fsm.View, of func(node string) weather, n need, taken map[string]load) (candidates []string, reasons map[string]int) {
+	reasons = map[string]int{}
+	var fits []ranked
+	for node := range view.Nodes("") {
+		w := of(node.Name)
+		if n.node != "" && node.Name != n.node {
+			continue
+		}
+		if why := exclude(view, node, w, n, taken[node.Name]); why != "" {
+			reasons[why]++
+			continue
+		}
+		fits = append(fits, score(view, node, w, n, taken[node.Name]))
+	}
+	slices.SortFunc(fits, func(a, b ranked) int { return compare(a, b, n.guestOS) })
+	for _, f := range fits[:min(len(fits), maxCandidates)] {
+		candidates = append(candidates, f.name)
+	}
+	return candidates, reasons
+}
+
+// exclude names what keeps a host from taking the need; empty if nothing does.
+func exclude(view fsm.View, node *fsm.Node, w weather, n need, taken load) string {
+	switch {
+	case len(n.nodes) > 0 && !slices.Contains(n.nodes, node.Name),
+		!api.Matches(n.selector, node.Labels), !api.Matches(n.poolSelector, node.Labels):
+		return api.WhyLabel
+	case slices.Contains(n.tried, node.Name):
+		return api.WhyUnhealthy
+	case strings.HasPrefix(n.imagePath, "sim:") != (node.Backend(n.backend) == api.BackendSim):
+		return api.WhyBackend
+	}
+	if why := view.Fit(node, n.guestOS, n.backend, n.vcpus+taken.vcpus, n.memoryMiB+taken.memoryMiB); why != "" {
+		return why
+	}
+	use, overcommit := view.Use(node.Name), max(node.CPUOvercommit, 1)
+	level := w.density.HostPressureLevel
+	switch {
+	case level != nil && *level == api.PressureCritical:
+		return api.WhyPressure
+	case n.spare && !node.Rename:
+		return api.WhyBackend
+	case n.spare && use.Booting+taken.vms >= maxBootsPerNode:
+		return api.WhyStartLimit
+	case n.guestOS == api.GuestMacOS && max(use.MacOS, w.macOS)+taken.vms >= api.MacOSPerHost:
+		return api.WhyMacOSLimit
+	case w.vcpus+n.vcpus > node.VCPUsTotal*overcommit:
+		return api.WhyCPU
+	case w.memoryMiB+n.memoryMiB > node.MemoryMiBTotal:
+		return api.WhyMemory
+	}
+	return ""
+}
+
+// load is what a host is about to get and no row shows yet.
+type load struct {
+	vms, vcpus int
+	memoryMiB  int64
+}
+
+// plus adds one VM of the kind.
+func (l load) plus(n need) load {
+	return load{l.vms + 1, l.vcpus + n.vcpus, l.memoryMiB + n.memoryMiB}
+}
+
+func score(view fsm.View, node *fsm.Node, w weather, n need, taken load) ranked {
+	use := view.Use(node.Name)
+	cpus := int64(node.VCPUsTotal * max(node.CPUOvercommit, 1))
+	leftMiB := node.MemoryMiBTotal - max(use.MemoryMiB, w.memoryMiB) - taken.memoryMiB - n.memoryMiB
+	leftCPU := cpus - int64(max(use.VCPUs, w.vcpus)+taken.vcpus+n.vcpus)
+	residual := min(leftMiB*1000/max(node.MemoryMiBTotal, 1), leftCPU*1000/max(cpus, 1))
+	level := w.density.HostPressureLevel
+	return ranked{name: node.Name, warn: level != nil && *level == api.PressureWarn, residual: residual, leftMiB: leftMiB, vms: use.VMs + taken.vms,
+		slots: w.density.WarmSlotsReady, available: w.density.HostMemAvailableMiB}
+}
+
+// compare puts the better host first. macOS guests go to the tightest fit, so that large Macs stay free.
+func compare(a, b ranked, guestOS string) int {
+	fit := cmp.Compare(b.residual, a.residual)
+	if guestOS == api.GuestMacOS {
+		fit = cmp.Compare(a.leftMiB, b.leftMiB)
+	}
+	return cmp.Or(boolCompare(a.warn, b.warn), fit, cmp.Compare(a.vms, b.vms), cmp.Compare(b.slots, a.slots), cmp.Compare(b.available, a.available), cmp.Compare(a.name, b.name))
+}
+
+func boolCompare(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
+}

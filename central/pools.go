@@ -1,0 +1,135 @@
+package central
+
+import (
+	"net/http"
+
+	"github.com/fluxvm/fluxvm/fsm"
+	"github.com/fluxvm/fluxvm/pkg/api"
+)
+
+func (q *request) listPools() error {
+	p, err := q.page()
+	if err != nil {
+		return err
+	}
+	view := q.r.state.View()
+	q.index(view)
+	return q.send(http.StatusOK, listPage(p, view.Pools(p.after), func(p *fsm.Pool) string { return p.Name }, all,
+		func(p *fsm.Pool) api.Pool { return wirePool(view, p, false) }))
+}
+
+// pool finds the pool that the path names.
+func (q *request) pool(view fsm.View) (*fsm.Pool, error) {
+	name := q.name("name")
+	if p := view.Pool(name); p != nil {
+		return p, nil
+	}
+	return nil, api.Errorf(api.CodeNotFound, "there is no pool %s", name)
+}
+
+func (q *request) getPool() error {
+	view := q.r.state.View()
+	p, err := q.pool(view)
+	if err != nil {
+		return err
+	}
+	q.index(view)
+	return q.sendVersioned(http.StatusOK, p.Version, wirePool(view, p, false))
+}
+
+func (q *request) getPoolStatus() error {
+	view := q.r.state.View()
+	p, err := q.pool(view)
+	if err != nil {
+		return err
+	}
+	q.index(view)
+	return q.send(http.StatusOK, poolStatus(view, p))
+}
+
+// sharedNote is the advice that comes with a new shared pool.
+const sharedNote = "tenants cannot take VMs from this shared pool; give a tenant a pool of its own"
+
+func (q *request) createPool() error {
+	var body api.PoolRequest
+	if err := q.decode(&body); err != nil {
+		return err
+	}
+	if err := body.Check(); err != nil {
+		return err
+	}
+	if body.Tenant != "" {
+		return api.Invalid("tenant", "there is no such tenant; leave tenant out for a shared pool")
+	}
+	if _, err := q.propose(fsm.KindCreatePool, q.op(body), fsm.CreatePool{Request: body}); err != nil {
+		return err
+	}
+	q.wakePools()
+	view := q.r.state.View()
+	p := view.Pool(body.Name)
+	if p == nil {
+		return api.Errorf(api.CodeNotFound, "pool %s was created under this key and has been deleted since", body.Name)
+	}
+	out := wirePool(view, p, false)
+	if p.Tenant == "" {
+		out.Note = sharedNote
+	}
+	return q.sendVersioned(http.StatusCreated, p.Version, out)
+}
+
+func (q *request) wakePools() {
+	if g := q.leading(); g != nil {
+		poke(g.poolPoke)
+	}
+}
+
+func (q *request) patchPool() error {
+	var body api.PoolPatch
+	if err := q.decode(&body); err != nil {
+		return err
+	}
+	if err := body.Check(); err != nil {
+		return err
+	}
+	version, err := q.ifMatch()
+	if err != nil {
+		return err
+	}
+	result, err := q.propose(fsm.KindPatchPool, nil, fsm.PatchPool{Name: q.name("name"), Patch: body, IfMatch: version})
+	if err != nil {
+		return err
+	}
+	q.wakePools()
+	p := result.Value.(*fsm.Pool)
+	return q.sendVersioned(http.StatusOK, p.Version, wirePool(q.r.state.View(), p, false))
+}
+
+func (q *request) deletePool() error {
+	if _, err := q.propose(fsm.KindDeletePool, nil, fsm.DeletePool{Name: q.name("name")}); err != nil {
+		return err
+	}
+	if g := q.leading(); g != nil {
+		poke(g.vmPoke)
+	}
+	return q.noContent()
+}
+
+func (q *request) rollPool() error {
+	var body api.RollRequest
+	if err := q.decode(&body); err != nil {
+		return err
+	}
+	if err := body.Check(); err != nil {
+		return err
+	}
+	if _, err := q.propose(fsm.KindRollPool, q.op(body), fsm.RollPool{Name: q.name("name"), Roll: body}); err != nil {
+		return err
+	}
+	q.wakePools()
+	view := q.r.state.View()
+	p, err := q.pool(view)
+	if err != nil {
+		return err
+	}
+	return q.sendVersioned(http.StatusAccepted, p.Version, wirePool(view, p, false))
+}

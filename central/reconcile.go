@@ -1,0 +1,305 @@
+package central
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fluxvm/fluxvm/fsm"
+	"github.com/fluxvm/fluxvm/pkg/api"
+)
+
+const (
+	vmPeriod       = time.Second
+	nodePeriod     = 2 * time.Second
+	suspectAfter   = 30 * time.Second
+	unreachable    = 5 * time.Minute
+	tickEvery      = 10 * time.Second
+	expirePerPass  = 50 // a second, so that a long outage ends things at a bounded rate
+	idsPerCommand  = 64
+	actorPool      = "warm-pool"
+	actorCentral   = "central"
+	reasonExpired  = "its TTL ran out"
+	reasonDraining = "its node is draining"
+)
+
+// loops are the reconcilers of a reign. Only they act without being asked.
+func (g *reign) loops() []loop {
+	if g.r.cfg.NoReconcile {
+		return nil
+	}
+	return []loop{
+		{"pool", g.r.cfg.PoolInterval, g.poolPoke, g.passPools},
+		{"vm", vmPeriod, g.vmPoke, g.passVMs},
+		{"node", nodePeriod, nil, g.passNodes},
+	}
+}
+
+// observeAll turns what nodes list into news, whenever a beat comes, and pokes the loops that care.
+func (g *reign) observeAll(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	seen := g.view().Index()
+	for {
+		news, changes, _ := g.r.state.Events().After(seen, 1<<30, 1)
+		if len(news) > 0 {
+			seen = g.view().Index()
+			poke(g.poolPoke)
+			poke(g.vmPoke)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-g.r.fleet.moved:
+		case <-timer.C:
+		case <-changes:
+			pause(ctx, 5*time.Millisecond) // changes come in bursts
+			continue
+		}
+		g.observeOnce(ctx)
+		timer.Reset(time.Second)
+	}
+}
+
+func (g *reign) observeOnce(ctx context.Context) {
+	view := g.view()
+	for node := range view.Nodes("") {
+		news, strangers := observe(view, node.Name, g.r.fleet.get(node.Name), g.r.wall())
+		for _, one := range news {
+			g.outcomes.add(ctx, one, nil)
+		}
+		for _, id := range strangers {
+			g.removeStranger(ctx, node, id)
+		}
+	}
+}
+
+// removeStranger deletes a VM of this cluster that no row knows.
+func (g *reign) removeStranger(ctx context.Context, node *fsm.Node, id string) {
+	b := g.r.fleet.get(node.Name)
+	if b == nil {
+		return
+	}
+	token := fmt.Sprintf("%d.%d.%d", g.view().Meta().Epoch, g.term, g.view().Index())
+	ctx, cancel := context.WithTimeout(ctx, orderTimeout)
+	defer cancel()
+	g.r.logger.Info("removing a VM of this cluster that the fleet does not know", "node", node.Name, "vm", id)
+	if err := g.r.calls.call(ctx, node.URL, b.credential, "DELETE", "/v1/vms/"+id, token, nil, nil); err != nil {
+		g.r.logger.Warn("could not remove it; it will be tried again", "node", node.Name, "vm", id, "error", err)
+	}
+}
+
+// passVMs gives open orders, ends what is overdue or in a drain's way, and brings time into the log while
+// something waits for it.
+func (g *reign) passVMs(ctx context.Context) error {
+	view := g.view()
+	for row := range view.Open() {
+		g.orders.ensure(row.ID)
+	}
+	now := g.now()
+	var due []string
+	waiting := false
+	for row := range view.Due() {
+		if row.ExpiresAt > now || len(due) == expirePerPass {
+			waiting = true
+			break
+		}
+		due = append(due, row.ID)
+	}
+	if err := g.end(ctx, due, "expire", reasonExpired, actorCentral); err != nil {
+		return err
+	}
+	if err := g.drain(ctx, view); err != nil {
+		return err
+	}
+	if waiting && now.Sub(view.Meta().Now) > tickEvery {
+		_, err := g.propose(ctx, fsm.KindTick, actorCentral, nil, fsm.Tick{})
+		return err
+	}
+	return nil
+}
+
+// drain ends what a drain may end: VMs with a deadline. Spares are their pool's business; all others stay.
+func (g *reign) drain(ctx context.Context, view fsm.View) error {
+	for node := range view.Nodes("") {
+		if !node.Draining {
+			continue
+		}
+		var ids []string
+		for row := range view.VMsOn(node.Name) {
+			if row.Live() && row.Ephemeral() && !row.Warm {
+				ids = append(ids, row.ID)
+			}
+		}
+		if err := g.end(ctx, ids, "drain", reasonDraining, actorCentral); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// end asks for the end of VMs and has their nodes told.
+func (g *reign) end(ctx context.Context, ids []string, action, reason, actor string) error {
+	for len(ids) > 0 {
+		n := min(len(ids), idsPerCommand)
+		_, err := g.propose(ctx, fsm.KindDeleteVMs, actor, nil, fsm.DeleteVMs{IDs: ids[:n], Action: action, Reason: reason})
+		if err != nil && codeOf(err) != api.CodeNotFound {
+			return err
+		}
+		for _, id := range ids[:n] {
+			g.orders.ensure(id)
+		}
+		ids = ids[n:]
+	}
+	return nil
+}
+
+// passNodes follows the health of hosts. A silence counts in full only once this leader has lasted that long.
+func (g *reign) passNodes(ctx context.Context) error {
+	view, wall := g.view(), g.r.wall()
+	var changes []fsm.NodeChange
+	for node := range view.Nodes("") {
+		silence := g.r.fleet.silence(node.Name, wall)
+		state := healthOf(node.State, silence, wall.Sub(g.since), g.r.fleet.get(node.Name))
+		if state != node.State {
+			heard := g.now().Add(-silence)
+			changes = append(changes, fsm.NodeChange{Name: node.Name, State: state, ConfirmedAt: heard})
+		}
+	}
+	if len(changes) == 0 {
+		return nil
+	}
+	_, err := g.propose(ctx, fsm.KindNodeHealth, actorCentral, nil, fsm.NodeHealth{Changes: changes})
+	return err
+}
+
+// healthOf is what a host's silence makes of it. One that is back is healthy only with its whole list.
+func healthOf(was api.NodeState, silence, reign time.Duration, b *beat) api.NodeState {
+	switch {
+	case silence >= unreachable && reign >= unreachable && was != api.NodeLost:
+		return api.NodeUnreachable
+	case silence >= suspectAfter:
+		if was == api.NodeHealthy {
+			return api.NodeSuspect
+		}
+		return was
+	case b != nil && b.vms != nil:
+		return api.NodeHealthy
+	}
+	return was
+}
+
+// passPools brings every pool to what decidePool says.
+func (g *reign) passPools(ctx context.Context) error {
+	var first error
+	for p := range g.view().Pools("") {
+		if err := g.passPool(ctx, p.Name); err != nil && first == nil {
+			first = fmt.Errorf("pool %s: %w", p.Name, err)
+		}
+	}
+	return first
+}
+
+func (g *reign) passPool(ctx context.Context, name string) error {
+	view := g.view()
+	p := view.Pool(name)
+	if p == nil {
+		return nil
+	}
+	plan := decidePool(view, p, g.now())
+	if err := g.drop(ctx, p, plan.drops); err != nil {
+		return err
+	}
+	body := fsm.FillPool{Pool: name, Wait: plan.wait}
+	if plan.fill > 0 {
+		g.chooseHosts(g.view(), p, plan.fill, &body)
+	}
+	if len(body.Spares) == 0 && body.Wait == nil {
+		return nil
+	}
+	result, err := g.propose(ctx, fsm.KindFillPool, actorPool, nil, body)
+	if err != nil {
+		if codeOf(err) == api.CodeNotFound {
+			return nil // deleted meanwhile
+		}
+		return err
+	}
+	if placed, ok := result.Value.([]string); ok {
+		for _, id := range placed {
+			g.orders.ensure(id)
+		}
+	}
+	return nil
+}
+
+// drop ends spares. A replacement is written down, a trim is not.
+func (g *reign) drop(ctx context.Context, p *fsm.Pool, drops []drop) error {
+	for _, d := range drops {
+		action := "replace"
+		if d.reason == reasonTrim {
+			action = ""
+		}
+		if err := g.end(ctx, []string{d.vm.ID}, action, d.reason, actorPool); err != nil {
+			return err
+		}
+		if d.failed {
+			wait := fsm.FillPool{Pool: p.Name, Wait: &fsm.Wait{Reason: api.WaitBootFailed, Error: d.reason}}
+			if _, err := g.propose(ctx, fsm.KindFillPool, actorPool, nil, wait); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// chooseHosts ranks hosts for each spare, spreading them over what the ones before will take.
+func (g *reign) chooseHosts(view fsm.View, p *fsm.Pool, fill int, body *fsm.FillPool) {
+	n := need{guestOS: p.GuestOS, vcpus: p.VCPUs, memoryMiB: p.MemoryMiB, nodes: p.Nodes, poolSelector: p.NodeSelector, spare: true}
+	image := view.Image(p.Image)
+	if image == nil {
+		body.Wait = &fsm.Wait{Reason: api.WaitImage, Error: "image " + p.Image + " is no longer in the catalog"}
+		return
+	}
+	n.imagePath = image.Path
+	taken := map[string]load{}
+	for range fill {
+		candidates, reasons := rank(view, g.r.fleet.weather, n, taken)
+		if len(candidates) == 0 {
+			body.Wait = noRoom(reasons)
+			return
+		}
+		id := newID()
+		body.Spares = append(body.Spares, fsm.Spare{ID: id, Name: "warm-" + p.Name + "-" + id[len(id)-8:], Candidates: candidates})
+		taken[candidates[0]] = taken[candidates[0]].plus(n)
+	}
+}
+
+// noRoom is why no host takes a spare. Hosts that are merely busy starting others are waited for quietly.
+func noRoom(reasons map[string]int) *fsm.Wait {
+	if reasons[api.WhyStartLimit] > 0 {
+		return nil
+	}
+	reason := api.WaitNoCapacity
+	switch {
+	case reasons[api.WhyMacOSLimit] > 0 && reasons[api.WhyMemory]+reasons[api.WhyCPU] == 0:
+		reason = api.WaitMacOSLimit
+	case reasons[api.WhyPressure] > 0 && reasons[api.WhyMemory]+reasons[api.WhyCPU] == 0:
+		reason = api.WaitPressure
+	}
+	return &fsm.Wait{Reason: reason, Reasons: reasons, Error: "no host can take another VM of the pool: " + inWords(reasons)}
+}
+
+// inWords writes counts of reasons as text, in the order of their names.
+func inWords(reasons map[string]int) string {
+	if len(reasons) == 0 {
+		return "the fleet has no nodes"
+	}
+	var parts []string
+	for _, why := range slices.Sorted(maps.Keys(reasons)) {
+		parts = append(parts, fmt.Sprintf("%s %d", why, reasons[why]))
+	}
+	return strings.Join(parts, ", ")
+}

@@ -1,0 +1,178 @@
+package central
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/fluxvm/fluxvm/fsm"
+	"github.com/fluxvm/fluxvm/pkg/api"
+)
+
+const (
+	establishTimeout = 10 * time.Second
+	proposeTimeout   = 10 * time.Second
+)
+
+// reign is one term of leadership: everything only the leader does, from the barrier to the loss.
+type reign struct {
+	r        *Replica
+	ctx      context.Context // ends with the leadership
+	term     uint64
+	since    time.Time // by this process's clock
+	orders   *orders
+	outcomes *outcomes
+	ready    chan struct{} // closed when the reign may serve
+	poolPoke chan struct{}
+	vmPoke   chan struct{}
+}
+
+func (g *reign) view() fsm.View { return g.r.state.View() }
+func (g *reign) now() api.Time  { return g.r.clock.now() }
+
+// propose commits a command of the leader's own and gives its value; a refusal is an *api.Error.
+func (g *reign) propose(ctx context.Context, kind fsm.Kind, actor string, op *fsm.Op, body any) (fsm.Result, error) {
+	raw, err := fsm.Encode(fsm.Envelope{Kind: kind, Now: g.now(), Term: g.term, Actor: actor, Op: op}, body)
+	if err != nil {
+		return fsm.Result{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, proposeTimeout)
+	defer cancel()
+	out, _, err := g.r.log.Propose(ctx, raw)
+	if err != nil {
+		return fsm.Result{}, err
+	}
+	result, ok := out.(fsm.Result)
+	if !ok {
+		return fsm.Result{}, api.Errorf(api.CodeInternal, "the log gave back something else than a result")
+	}
+	if result.Err != nil {
+		return result, result.Err
+	}
+	return result, nil
+}
+
+// need of a VM that has its row.
+func needOf(row *fsm.VM, host *fsm.Node) need {
+	n := need{guestOS: row.GuestOS, imagePath: row.ImagePath, vcpus: row.VCPUs, memoryMiB: row.MemoryMiB, tried: append([]string{row.Node}, row.Tried...), spare: row.Warm}
+	if host == nil || host.Backend("") != row.Backend {
+		n.backend = row.Backend
+	}
+	return n
+}
+
+// constrain adds where the row's pool, or its launch, lets it go.
+func (n need) constrain(view fsm.View, pool string, l *fsm.Launch) need {
+	if l != nil {
+		n.node, n.selector, n.backend = l.Node, l.Selector, l.Backend
+	}
+	if p := view.Pool(pool); p != nil && pool != "" {
+		n.nodes, n.poolSelector = p.Nodes, p.NodeSelector
+	}
+	return n
+}
+
+// move gives a VM that its host refused to the next one.
+func (g *reign) move(row *fsm.VM, refusal string) (fsm.Moved, error) {
+	view := g.view()
+	n := needOf(row, view.Node(row.Node)).constrain(view, row.Pool, row.Launch)
+	candidates, reasons := rank(view, g.r.fleet.weather, n, nil)
+	result, err := g.propose(g.ctx, fsm.KindMoveVM, "central", nil, fsm.MoveVM{ID: row.ID, From: row.Node, Refusal: refusal, Candidates: candidates, Reasons: reasons})
+	return moved(result, err)
+}
+
+// failHandOver ends a spare that could not be handed over and goes on with its launch.
+func (g *reign) failHandOver(row *fsm.VM, refusal string) (fsm.Moved, error) {
+	view := g.view()
+	plan, err := view.Resolve(row.Launch)
+	if err != nil {
+		plan = fsm.Plan{GuestOS: row.GuestOS, VCPUs: row.VCPUs, MemoryMiB: row.MemoryMiB}
+	}
+	n := need{guestOS: plan.GuestOS, imagePath: row.ImagePath, vcpus: plan.VCPUs, memoryMiB: plan.MemoryMiB}.constrain(view, row.Launch.Pool, row.Launch)
+	if plan.Image != nil {
+		n.imagePath = plan.Image.Path
+	}
+	candidates, reasons := rank(view, g.r.fleet.weather, n, nil)
+	result, err := g.propose(g.ctx, fsm.KindFailHandOver, "central", nil, fsm.FailHandOver{ID: row.ID, NewID: newID(), Refusal: refusal, Candidates: candidates, Reasons: reasons})
+	return moved(result, err)
+}
+
+func moved(result fsm.Result, err error) (fsm.Moved, error) {
+	if err != nil {
+		return fsm.Moved{}, err
+	}
+	out, ok := result.Value.(fsm.Moved)
+	if !ok {
+		return fsm.Moved{}, errors.New("a moved VM's command gave no outcome")
+	}
+	return out, nil
+}
+
+// lead follows the leadership until ctx ends, and runs one reign after the other.
+func (r *Replica) lead(ctx context.Context) {
+	for ctx.Err() == nil {
+		now, changed := r.log.Leadership()
+		if !now.Leader {
+			select {
+			case <-ctx.Done():
+			case <-changed:
+			}
+			continue
+		}
+		reignCtx, stop := context.WithCancel(ctx)
+		done := make(chan error, 1)
+		go func() { done <- r.reignOnce(reignCtx, now.Term) }()
+		var failure error
+		finished := false
+		select {
+		case <-ctx.Done():
+		case <-changed:
+		case failure = <-done:
+			finished = true
+		}
+		stop()
+		if !finished {
+			failure = <-done
+		}
+		if failure != nil && ctx.Err() == nil {
+			r.logger.Warn("could not establish leadership", "term", now.Term, "error", failure)
+			pause(ctx, time.Second)
+		}
+	}
+}
+
+// reignOnce establishes the leadership and works until ctx ends. Not-ready comes first on the way out.
+func (r *Replica) reignOnce(ctx context.Context, term uint64) error {
+	g := &reign{r: r, ctx: ctx, term: term, since: r.wall(), ready: make(chan struct{}), poolPoke: make(chan struct{}, 1), vmPoke: make(chan struct{}, 1)}
+	g.orders = newOrders(g)
+	g.outcomes = newOutcomes(func(ctx context.Context, body fsm.ReportVMs) error {
+		_, err := g.propose(ctx, fsm.KindReportVMs, "central", nil, body)
+		return err
+	}, func(err error) {
+		r.logger.Warn("could not record what nodes reported; it will be found out again", "error", err)
+	})
+	setUp, cancel := context.WithTimeout(ctx, establishTimeout)
+	defer cancel()
+	if err := r.log.Barrier(setUp); err != nil {
+		return err
+	}
+	if err := r.initCluster(setUp, g); err != nil {
+		return err
+	}
+	var work sync.WaitGroup
+	work.Go(func() { g.outcomes.run(ctx) })
+	work.Go(func() { g.observeAll(ctx) })
+	for _, l := range g.loops() {
+		work.Go(func() { l.run(ctx, r.logger) })
+	}
+	r.reign.Store(g)
+	close(g.ready)
+	r.logger.Info("leading", "term", term)
+	<-ctx.Done()
+	r.reign.CompareAndSwap(g, nil)
+	work.Wait()
+	g.orders.running.Wait()
+	r.logger.Info("no longer leading", "term", term)
+	return nil
+}

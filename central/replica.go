@@ -1,0 +1,268 @@
+package central
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/fluxvm/fluxvm/central/consensus"
+	"github.com/fluxvm/fluxvm/fsm"
+)
+
+// DefaultPoolInterval is how often the pool reconciler looks when nothing wakes it.
+const DefaultPoolInterval = 5 * time.Second
+
+// Config says what a replica runs on.
+type Config struct {
+	// Name is the replica's identity in the cluster for as long as it lives. Required.
+	Name string
+	// Listener is where the fleet API is served. Run closes it. Required.
+	Listener net.Listener
+	// URL is where clients and nodes reach the API. Empty means http:// and the listener's address.
+	URL string
+	// Cluster is the open cluster port, ClusterAddr the address at which other replicas dial it (empty: its own).
+	// Run closes it. Required.
+	Cluster     net.Listener
+	ClusterAddr string
+	// DataDir holds the log, snapshots, the identity file and a generated operator token. Required.
+	DataDir string
+	// Bootstrap starts a cluster of Initial, or of this replica alone. Where there is state it changes nothing.
+	Bootstrap bool
+	Initial   []consensus.Server
+	// OperatorToken is the first operator's, taken by the first leader. Empty: it makes one and writes it to
+	// DataDir/operator-token.
+	OperatorToken string
+	// PoolInterval is how often pools are looked at when nothing wakes the reconciler. 0 means 5 s.
+	PoolInterval time.Duration
+	// NoReconcile turns the background reconcilers off.
+	NoReconcile bool
+	// ElectionTimeout is raft's. 0 means 2 s.
+	ElectionTimeout time.Duration
+	// Version is what the cluster's status shows.
+	Version string
+	// Wall is the clock, with its monotonic part. Nil means time.Now.
+	Wall func() time.Time
+	// DialNode connects to node daemons. Nil means a plain dialer.
+	DialNode func(ctx context.Context, network, addr string) (net.Conn, error)
+	// Logger is where the replica logs. Nil means nowhere.
+	Logger hclog.Logger
+	// Exit ends the process when it can do no good any more. Nil logs and calls os.Exit.
+	Exit func(code int, message string)
+}
+
+// Replica is one member of the control plane. Make it with New, run it with Run.
+type Replica struct {
+	cfg     Config
+	logger  hclog.Logger
+	wall    func() time.Time
+	state   *fsm.State
+	clock   *leaderClock
+	fleet   *fleet
+	calls   *nodeCaller
+	metrics *metrics
+	log     *consensus.Node // set by Run before anything is served
+	mux     *consensus.Mux
+	peers   *http.Client // to other replicas, over their cluster ports
+	reign   atomic.Pointer[reign]
+	closing chan struct{}            // closed when the replica ends, so that streams do
+	known   atomic.Pointer[[]string] // URLs of all replicas, as far as they have answered
+}
+
+// New checks the configuration. It does no I/O.
+func New(cfg Config) (*Replica, error) {
+	switch {
+	case cfg.Name == "":
+		return nil, errors.New("a replica needs a name: give --name")
+	case cfg.Listener == nil || cfg.Cluster == nil:
+		return nil, errors.New("a replica needs an API listener and a cluster port")
+	case cfg.DataDir == "":
+		return nil, errors.New("a replica needs a data directory: give --data")
+	}
+	if cfg.URL == "" {
+		cfg.URL = "http://" + cfg.Listener.Addr().String()
+	}
+	if cfg.PoolInterval == 0 {
+		cfg.PoolInterval = DefaultPoolInterval
+	}
+	if cfg.Wall == nil {
+		cfg.Wall = time.Now
+	}
+	if cfg.DialNode == nil {
+		cfg.DialNode = (&net.Dialer{Timeout: 5 * time.Second}).DialContext
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = hclog.NewNullLogger()
+	}
+	if cfg.Exit == nil {
+		logger := cfg.Logger
+		cfg.Exit = func(code int, message string) {
+			logger.Error("the replica ends", "reason", message, "exit_code", code)
+			os.Exit(code)
+		}
+	}
+	r := &Replica{cfg: cfg, logger: cfg.Logger, wall: cfg.Wall, state: fsm.New(), clock: &leaderClock{wall: cfg.Wall},
+		fleet: newFleet(cfg.Wall()), calls: newNodeCaller(cfg.DialNode), closing: make(chan struct{})}
+	r.metrics = newMetrics(r)
+	return r, nil
+}
+
+// Run serves until ctx ends, then hands leadership over and stops. An *consensus.ExitError says that the data
+// directory must not be used as it is.
+func (r *Replica) Run(ctx context.Context) (err error) {
+	if err := os.MkdirAll(r.cfg.DataDir, 0o700); err != nil {
+		return fmt.Errorf("making the data directory: %w", err)
+	}
+	if r.mux, err = consensus.NewMux(consensus.MuxConfig{Listener: r.cfg.Cluster, Advertise: r.cfg.ClusterAddr, Logger: r.logger.Named("cluster")}); err != nil {
+		return err
+	}
+	defer r.mux.Close()
+	r.log, err = consensus.Open(consensus.Config{Name: r.cfg.Name, DataDir: r.cfg.DataDir, Mux: r.mux, FSM: machine{r}, Create: r.cfg.Bootstrap,
+		ElectionTimeout: r.cfg.ElectionTimeout, Logger: r.logger, Exit: r.cfg.Exit})
+	if err != nil {
+		return err
+	}
+	if r.cfg.Bootstrap {
+		servers := r.cfg.Initial
+		if len(servers) == 0 {
+			servers = []consensus.Server{{Name: r.cfg.Name, Addr: r.mux.Advertise()}}
+		}
+		if err := r.log.Bootstrap(servers); err != nil {
+			return errors.Join(err, r.log.Close())
+		}
+	}
+	r.peers = &http.Client{Transport: &http.Transport{DialContext: r.mux.DialHTTP, MaxIdleConnsPerHost: 32, IdleConnTimeout: 90 * time.Second}}
+	return r.serve(ctx)
+}
+
+// serve runs both HTTP servers and the leadership until ctx ends or a server fails.
+func (r *Replica) serve(ctx context.Context) error {
+	leadCtx, stopLeading := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopLeading()
+	var work sync.WaitGroup
+	work.Go(func() { r.lead(leadCtx) })
+	work.Go(func() { r.followPeers(leadCtx) })
+	public := r.server(r.Handler())
+	inner := r.server(r.peerHandler())
+	failed := make(chan error, 2)
+	work.Go(func() { failed <- public.Serve(r.cfg.Listener) })
+	work.Go(func() { failed <- inner.Serve(r.mux.HTTP()) })
+	r.logger.Info("serving", "name", r.cfg.Name, "url", r.cfg.URL, "cluster_addr", r.mux.Advertise())
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+	}
+	close(r.closing)
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
+	defer cancel()
+	_ = public.Shutdown(stop) // what does not end in time is cut below
+	stopLeading()
+	err = errors.Join(err, r.log.Close())
+	_, _ = public.Close(), inner.Close()
+	work.Wait()
+	r.calls.close()
+	r.peers.CloseIdleConnections()
+	if errors.Is(err, http.ErrServerClosed) {
+		err = nil
+	}
+	return err
+}
+
+func (r *Replica) server(h http.Handler) *http.Server {
+	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
+		ErrorLog: r.logger.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug})}
+}
+
+// machine is the state as the log applies to it.
+type machine struct{ r *Replica }
+
+// Apply carries out one command. A command that this replica is too old for ends the process: to skip it would
+// part its state from the others'.
+func (m machine) Apply(index, _ uint64, command []byte) any {
+	result, err := m.r.state.Apply(index, command)
+	if err != nil {
+		m.r.cfg.Exit(ExitUpgrade, err.Error())
+		return err
+	}
+	m.r.clock.committed(m.r.state.View().Meta().Now, m.r.log == nil || index <= m.r.log.LastIndexAtStart())
+	return result
+}
+
+// ExitUpgrade is the exit code of a replica that is too old for the log.
+const ExitUpgrade = 79
+
+func (m machine) Snapshot() (io.WriterTo, error) { return m.r.state.View(), nil }
+
+func (m machine) Restore(rc io.ReadCloser) error {
+	defer rc.Close()
+	if err := m.r.state.Restore(rc); err != nil {
+		return err
+	}
+	m.r.clock.committed(m.r.state.View().Meta().Now, true)
+	return nil
+}
+
+func (m machine) ClusterID() string { return m.r.state.View().Meta().ClusterID }
+
+// initCluster names a new cluster and its first operator. Each leader of a cluster without a name tries.
+func (r *Replica) initCluster(ctx context.Context, g *reign) error {
+	if r.state.View().Meta().ClusterID != "" {
+		return nil
+	}
+	token := r.cfg.OperatorToken
+	if token == "" {
+		var err error
+		if token, err = r.ownOperatorToken(); err != nil {
+			return err
+		}
+	}
+	_, err := g.propose(ctx, fsm.KindInitCluster, actorCentral, nil, fsm.InitCluster{ClusterID: uuid.NewString(), Epoch: 1, OperatorHash: hashToken(token)})
+	return err
+}
+
+// ownOperatorToken reads the token that this replica made, or makes it.
+func (r *Replica) ownOperatorToken() (string, error) {
+	path := filepath.Join(r.cfg.DataDir, "operator-token")
+	raw, err := os.ReadFile(path)
+	if err == nil {
+		return strings.TrimSpace(string(raw)), nil
+	}
+	if !errors.Is(err, os.ErrNotExist) {
+		return "", fmt.Errorf("reading the operator token: %w", err)
+	}
+	token := NewToken("fvx_op_")
+	if err := os.WriteFile(path, []byte(token+"\n"), 0o600); err != nil {
+		return "", fmt.Errorf("writing the operator token: %w", err)
+	}
+	r.logger.Info("made the first operator token", "file", path)
+	return token, nil
+}
+
+// NewToken makes a secret of 32 random bytes with a prefix that says what it is.
+func NewToken(prefix string) string {
+	raw := make([]byte, 32)
+	rand.Read(raw) // never fails
+	return prefix + base64.RawURLEncoding.EncodeToString(raw)
+}
+
+// hashToken is how secrets are kept. They are random, so a plain hash does.
+func hashToken(token string) string {
+	sum := sha256.Sum256([]byte(token))
+	return hex.EncodeToString(sum[:])
+}

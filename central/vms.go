@@ -1,0 +1,353 @@
+package central
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/fluxvm/fluxvm/fsm"
+	"github.com/fluxvm/fluxvm/pkg/api"
+)
+
+const (
+	rankings      = 3                // how often a launch is ranked anew when the hosts filled up meanwhile
+	settleTimeout = 45 * time.Second // how long a launch's answer waits for the node
+	readyTimeout  = 15 * time.Minute // the same with wait=ready
+)
+
+// vm finds the VM that the path names: by id, or by name among the caller's.
+func (q *request) vm(view fsm.View) (*fsm.VM, error) {
+	name := q.name("id")
+	if v := view.VM(name); v != nil {
+		return v, nil
+	}
+	if v := view.VMNamed("", name); v != nil {
+		return v, nil
+	}
+	return nil, api.Errorf(api.CodeNotFound, "there is no VM %s", name)
+}
+
+func (q *request) getVM() error {
+	view := q.r.state.View()
+	v, err := q.vm(view)
+	if err != nil {
+		return err
+	}
+	q.index(view)
+	return q.sendVersioned(http.StatusOK, v.Version, wireVM(v))
+}
+
+// launchOf is a request as the log carries it.
+func launchOf(body *api.LaunchRequest, id string) fsm.Launch {
+	l := fsm.Launch{Name: body.Name, Image: body.Image, Pool: body.Pool, VCPUs: body.VCPUs, MemoryMiB: body.MemoryMiB, DiskGiB: body.DiskSizeGiB,
+		TTLSeconds: body.TTLSeconds, Node: body.Node, Selector: body.Selector(), Labels: body.Labels, Backend: body.Backend,
+		Resched: body.Reschedulable, ColdField: body.ColdField()}
+	if body.Apple != nil {
+		l.GuestOS = body.Apple.GuestOS
+	}
+	if l.Name == "" {
+		l.Name = "vm-" + id[len(id)-12:]
+	}
+	boot := fsm.Boot{CloudInit: body.CloudInit, Network: body.Network, Networks: body.Networks, Apple: body.Apple, ExtraDisks: body.ExtraDisks,
+		SecurityProfile: body.SecurityProfile, Balloon: body.Balloon}
+	if l.ColdField != "" || body.Network != nil {
+		l.Boot = &boot
+	}
+	return l
+}
+
+// launchVM answers POST /fleet/vms: one log entry, one order to a node, then the answer.
+func (q *request) launchVM() error {
+	var body api.LaunchRequest
+	if err := q.decode(&body); err != nil {
+		return err
+	}
+	if err := body.Check(); err != nil {
+		return err
+	}
+	if body.Tenant != "" {
+		return api.Invalid("tenant", "there is no such tenant; leave tenant out")
+	}
+	dry, err := q.flag("dry_run")
+	if err != nil {
+		return err
+	}
+	wait := q.URL.Query().Get("wait")
+	if wait != "" && wait != "ready" {
+		return api.Invalid("wait", "wait must be ready, or left out")
+	}
+	id := newID()
+	l := launchOf(&body, id)
+	if dry {
+		return q.dryRun(&l)
+	}
+	g := q.leading()
+	if g == nil {
+		return api.Errorf(api.CodeNotLeader, "this replica stopped leading; try again")
+	}
+	op := q.op(body)
+	done, replayed, err := q.commitLaunch(g, op, id, l)
+	if err != nil {
+		return err
+	}
+	return q.answerLaunch(g, op, done, replayed, wait == "ready")
+}
+
+// commitLaunch ranks and proposes, again if the hosts filled up in between.
+func (q *request) commitLaunch(g *reign, op *fsm.Op, id string, l fsm.Launch) (*fsm.Operation, bool, error) {
+	for try := 1; ; try++ {
+		body, err := g.rankLaunch(q.r.state.View(), id, l)
+		if err != nil {
+			body = fsm.LaunchVM{ID: id, Launch: l} // the state says no, or knows the key
+		}
+		result, err := q.propose(fsm.KindLaunchVM, op, body)
+		if err != nil {
+			if codeOf(err) == api.CodeNoCapacity && len(body.Candidates) > 0 && try < rankings {
+				continue
+			}
+			return nil, false, err
+		}
+		return result.Value.(*fsm.Operation), result.Replayed, nil
+	}
+}
+
+// rankLaunch adds to a launch what only the leader knows: hosts that could take it, and hosts that are not heard.
+func (g *reign) rankLaunch(view fsm.View, id string, l fsm.Launch) (fsm.LaunchVM, error) {
+	plan, err := view.Resolve(&l)
+	if err != nil {
+		return fsm.LaunchVM{}, err
+	}
+	if l.Node != "" && view.Node(l.Node) == nil {
+		return fsm.LaunchVM{}, unknownNode()
+	}
+	n := need{guestOS: plan.GuestOS, imagePath: plan.Image.Path, vcpus: plan.VCPUs, memoryMiB: plan.MemoryMiB}.constrain(view, l.Pool, &l)
+	out := fsm.LaunchVM{ID: id, Launch: l}
+	out.Candidates, out.Reasons = rank(view, g.r.fleet.weather, n, nil)
+	wall := g.r.wall()
+	for node := range view.Nodes("") {
+		if g.r.fleet.silence(node.Name, wall) >= suspectAfter {
+			out.NoHandOut = append(out.NoHandOut, node.Name)
+		}
+	}
+	return out, nil
+}
+
+func unknownNode() *api.Error {
+	return api.Invalid("node", "there is no node of that name; fluxctl fleet nodes lists them")
+}
+
+// dryRun says where a launch would go, and changes nothing.
+func (q *request) dryRun(l *fsm.Launch) error {
+	g := q.leading()
+	if g == nil {
+		return api.Errorf(api.CodeNotLeader, "this replica stopped leading; try again")
+	}
+	view := q.r.state.View()
+	ranked, err := g.rankLaunch(view, newID(), *l)
+	if err != nil {
+		return err
+	}
+	plan, err := view.Plan(l, ranked.Candidates, ranked.NoHandOut)
+	if err != nil {
+		return err
+	}
+	out := api.DryRunAnswer{Reasons: ranked.Reasons}
+	if plan.Node != nil {
+		out.Node = &plan.Node.Name
+	}
+	if plan.Claim != nil {
+		out.Warm, out.Pool = true, &plan.Pool.Name
+	}
+	q.index(view)
+	return q.send(http.StatusOK, out)
+}
+
+// answerLaunch waits until the VM's node has been told and answers with the operation as it then stands.
+func (q *request) answerLaunch(g *reign, op *fsm.Op, done *fsm.Operation, replayed, wait bool) error {
+	timeout := settleTimeout
+	if wait {
+		timeout = readyTimeout
+	}
+	ctx, cancel := context.WithTimeout(q.Context(), timeout)
+	defer cancel()
+	how, err := g.orders.settle(ctx, done.Ref)
+	switch {
+	case errors.Is(err, errDeposed), errors.Is(err, context.DeadlineExceeded):
+		return api.Errorf(api.CodeOutcomeUnknown, "the launch was accepted, and whether its node carries it out is not known yet; repeat it with the same Idempotency-Key to learn that")
+	case err != nil:
+		return err
+	case how.ended != nil:
+		return how.ended
+	}
+	view := q.r.state.View()
+	if now := view.Operation(op.Scope, op.Key); now != nil {
+		done = now
+	}
+	if wait {
+		q.awaitReady(ctx, done.Ref)
+		view = q.r.state.View()
+	}
+	if !replayed {
+		q.countLaunch(done, how.claimMS)
+		poke(g.poolPoke)
+	}
+	return q.send(http.StatusCreated, wireLaunch(view, done, how.claimMS))
+}
+
+func (q *request) countLaunch(op *fsm.Operation, claimMS int64) {
+	start := "cold"
+	if op.Warm {
+		start = "warm"
+		q.r.metrics.claimMS.Observe(float64(claimMS))
+	}
+	q.r.metrics.launches.WithLabelValues(start).Inc()
+}
+
+// awaitReady waits until the guest agent has answered, or the VM has come to an end that it will not leave.
+func (q *request) awaitReady(ctx context.Context, id string) {
+	for ctx.Err() == nil {
+		view := q.r.state.View()
+		changed := view.Watch(fsm.EventVM)
+		v := view.VM(id)
+		if v == nil || v.State == api.StateFailed || v.State == api.StateDeleting || v.State == api.StateRunning && (v.ReadyAt != 0 || v.NoAgent) {
+			return
+		}
+		select {
+		case <-changed:
+		case <-view.Abandoned():
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (q *request) patchVM() error {
+	var body api.VMPatch
+	if err := q.decode(&body); err != nil {
+		return err
+	}
+	if err := body.Check(); err != nil {
+		return err
+	}
+	version, err := q.ifMatch()
+	if err != nil {
+		return err
+	}
+	v, err := q.vm(q.r.state.View())
+	if err != nil {
+		return err
+	}
+	result, err := q.propose(fsm.KindPatchVM, nil, fsm.PatchVM{ID: v.ID, Patch: body, IfMatch: version})
+	if err != nil {
+		return err
+	}
+	row := result.Value.(*fsm.VM)
+	if g := q.leading(); g != nil {
+		g.orders.ensure(row.ID)
+	}
+	return q.sendVersioned(http.StatusOK, row.Version, wireVM(row))
+}
+
+func (q *request) deleteVM() error {
+	v, err := q.vm(q.r.state.View())
+	if err != nil {
+		return err
+	}
+	return q.remove(v)
+}
+
+// deleteVMOnNode answers DELETE /fleet/vms/{node}/{id}: only the VM of that node is meant.
+func (q *request) deleteVMOnNode() error {
+	v, err := q.vm(q.r.state.View())
+	if err != nil || v.Node != q.name("node") {
+		return api.Errorf(api.CodeNotFound, "there is no VM %s on node %s", q.name("id"), q.name("node"))
+	}
+	return q.remove(v)
+}
+
+func (q *request) remove(v *fsm.VM) error {
+	if !v.Live() {
+		return q.noContent() // its end is under way
+	}
+	if _, err := q.propose(fsm.KindDeleteVMs, nil, fsm.DeleteVMs{IDs: []string{v.ID}, Action: "DELETE /fleet/vms/{id}", Reason: "deleted by " + q.caller.actor}); err != nil {
+		return err
+	}
+	if g := q.leading(); g != nil {
+		g.orders.ensure(v.ID)
+		poke(g.poolPoke)
+	}
+	return q.noContent()
+}
+
+// onNode sends a request about the VM to its node, with no fencing token: it changes nothing that rows know.
+func (q *request) onNode(ctx context.Context, v *fsm.VM, method, path string, body, out any) error {
+	node, b := q.r.state.View().Node(v.Node), q.r.fleet.get(v.Node)
+	if node == nil || b == nil {
+		return api.Errorf(api.CodeUnavailable, "node %s was not heard yet; try again in a moment", v.Node)
+	}
+	err := q.r.calls.call(ctx, node.URL, b.credential, method, "/v1/vms/"+url.PathEscape(v.ID)+path, "", body, out)
+	if codeOf(err) != "" || err == nil {
+		return err
+	}
+	q.r.logger.Warn("a node did not answer", "node", v.Node, "vm", v.ID, "path", path, "error", err)
+	return api.Errorf(api.CodeUnavailable, "node %s does not answer; try again, or see fluxctl fleet node %s", v.Node, v.Node)
+}
+
+// execVM runs a command in the guest.
+func (q *request) execVM() error {
+	var body api.ExecRequest
+	if err := q.decode(&body); err != nil {
+		return err
+	}
+	if err := body.Check(); err != nil {
+		return err
+	}
+	v, err := q.vm(q.r.state.View())
+	if err != nil {
+		return err
+	}
+	if v.State != api.StateRunning || v.ReadyAt == 0 {
+		return api.Errorf(api.CodeConflict, "the guest agent of VM %s has not answered yet (state %s); wait until ready_at is set", v.Name, v.State)
+	}
+	seconds := body.TimeoutSecs
+	if seconds == 0 {
+		seconds = 60
+	}
+	ctx, cancel := context.WithTimeout(q.Context(), time.Duration(seconds)*time.Second+orderTimeout)
+	defer cancel()
+	var out api.ExecAnswer
+	if err := q.onNode(ctx, v, http.MethodPost, "/exec", body, &out); err != nil {
+		return err
+	}
+	return q.send(http.StatusOK, out)
+}
+
+// consoleLimit is how much of a console's end is shown at most, in bytes.
+const consoleLimit = 256 << 10
+
+// getConsole shows the end of a VM's console output as text.
+func (q *request) getConsole() error {
+	v, err := q.vm(q.r.state.View())
+	if err != nil {
+		return err
+	}
+	node, b := q.r.state.View().Node(v.Node), q.r.fleet.get(v.Node)
+	if node == nil || b == nil {
+		return api.Errorf(api.CodeUnavailable, "node %s was not heard yet; try again in a moment", v.Node)
+	}
+	ctx, cancel := context.WithTimeout(q.Context(), orderTimeout)
+	defer cancel()
+	text, err := q.r.calls.text(ctx, node.URL, b.credential, "/v1/vms/"+url.PathEscape(v.ID)+"/console?limit="+strconv.Itoa(consoleLimit))
+	if err != nil {
+		if codeOf(err) != "" {
+			return err
+		}
+		return api.Errorf(api.CodeUnavailable, "node %s does not answer; try again, or see fluxctl fleet node %s", v.Node, v.Node)
+	}
+	q.w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	q.index(q.r.state.View())
+	_, _ = q.w.Write(text) // the caller has gone
+	return nil
+}
