@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"slices"
 	"sync"
 	"testing"
@@ -171,5 +173,41 @@ func TestThreeReplicasElectProposeAndFailOver(t *testing.T) {
 		for name, state := range c.states {
 			eventually(t, name+" to hold all", func() bool { return slices.Equal(state.all(), want) })
 		}
+	})
+}
+
+func TestNetworkCarriesHTTPAlongTheSameWires(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := NewNetwork()
+		server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.WriteString(w, r.Host)
+		})}
+		served := make(chan struct{})
+		go func() { defer close(served); _ = server.Serve(w.HTTP("b")) }()
+		transport := &http.Transport{DialContext: w.DialHTTP("a")}
+		client := &http.Client{Transport: transport}
+		ask := func() (string, error) {
+			response, err := client.Get("http://b/")
+			if err != nil {
+				return "", err
+			}
+			defer response.Body.Close()
+			body, err := io.ReadAll(response.Body)
+			return string(body), err
+		}
+		if got, err := ask(); err != nil || got != "b" {
+			t.Errorf("connected: got %q, %v", got, err)
+		}
+		w.Cut("a", "b")
+		if got, err := ask(); err == nil {
+			t.Errorf("cut: got %q, want no answer", got)
+		}
+		w.Heal("b", "a")
+		if got, err := ask(); err != nil || got != "b" {
+			t.Errorf("healed: got %q, %v", got, err)
+		}
+		transport.CloseIdleConnections()
+		_ = server.Close()
+		<-served
 	})
 }

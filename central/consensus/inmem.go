@@ -2,9 +2,11 @@ package consensus
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"sync"
 
 	"github.com/hashicorp/raft"
@@ -17,6 +19,8 @@ type Network struct {
 	mu       sync.Mutex
 	disks    map[string]*disk
 	ports    map[string]*raft.InmemTransport
+	https    map[string]*queue
+	pipes    map[*pipe]bool
 	cut      map[[2]string]bool
 	isolated map[string]bool
 }
@@ -26,6 +30,8 @@ func NewNetwork() *Network {
 	return &Network{
 		disks:    make(map[string]*disk),
 		ports:    make(map[string]*raft.InmemTransport),
+		https:    make(map[string]*queue),
+		pipes:    make(map[*pipe]bool),
 		cut:      make(map[[2]string]bool),
 		isolated: make(map[string]bool),
 	}
@@ -81,6 +87,59 @@ func (w *Network) change(alter func()) {
 			}
 		}
 	}
+	for p := range w.pipes {
+		if !w.connected(p.from, p.to) {
+			_ = p.Conn.Close()
+			delete(w.pipes, p)
+		}
+	}
+}
+
+// HTTP is the listener of a replica's HTTP server on its cluster port, as Mux.HTTP is. Closing it lets the name
+// listen again.
+func (w *Network) HTTP(name string) net.Listener {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	q := newQueue(address(name))
+	w.https[name] = q
+	return q
+}
+
+// DialHTTP gives what connects from one replica to the HTTP server of another, as Mux.DialHTTP does.
+func (w *Network) DialHTTP(from string) func(ctx context.Context, network, addr string) (net.Conn, error) {
+	return func(ctx context.Context, _, addr string) (net.Conn, error) {
+		to := addr
+		if host, _, err := net.SplitHostPort(addr); err == nil {
+			to = host
+		}
+		w.mu.Lock()
+		server, connected := w.https[to], w.connected(from, to)
+		w.mu.Unlock()
+		if server == nil || !connected {
+			return nil, fmt.Errorf("dialing the cluster port of %s: no route", to)
+		}
+		near, far := net.Pipe()
+		if err := server.offer(ctx, far); err != nil {
+			return nil, errors.Join(fmt.Errorf("dialing the cluster port of %s: %w", to, err), near.Close())
+		}
+		p := &pipe{near, w, from, to}
+		w.change(func() { w.pipes[p] = true })
+		return p, nil
+	}
+}
+
+// pipe is the dialer's end of an HTTP connection; closing it ends the other one.
+type pipe struct {
+	net.Conn
+	network  *Network
+	from, to string
+}
+
+func (p *pipe) Close() error {
+	p.network.mu.Lock()
+	delete(p.network.pipes, p)
+	p.network.mu.Unlock()
+	return p.Conn.Close()
 }
 
 // memoryTransport replicates the way the real one does, without pipelines.

@@ -98,7 +98,7 @@ type Node struct {
 	cfg     Config
 	raft    *raft.Raft
 	disk    *disk
-	trans   transport
+	trans   *ackedTransport
 	machine *machine
 	atStart uint64
 
@@ -123,6 +123,11 @@ type Node struct {
 // is called here, or until the leader of a running cluster adds it. An *ExitError says that the data directory
 // must not be used as it is, and what to do.
 func Open(cfg Config) (*Node, error) {
+	return open(cfg, func(t transport) transport { return t })
+}
+
+// open lets a test put faults into the transport.
+func open(cfg Config, through func(transport) transport) (*Node, error) {
 	if err := cfg.fill(); err != nil {
 		return nil, err
 	}
@@ -130,7 +135,7 @@ func Open(cfg Config) (*Node, error) {
 	n.life, n.end = context.WithCancel(context.Background())
 	n.leadership.changed = make(chan struct{})
 	n.leadership.unreachable = make(map[raft.ServerID]bool)
-	if err := n.start(); err != nil {
+	if err := n.start(through); err != nil {
 		n.end()
 		if n.trans != nil {
 			err = errors.Join(err, n.trans.Close())
@@ -143,7 +148,7 @@ func Open(cfg Config) (*Node, error) {
 	return n, nil
 }
 
-func (n *Node) start() (err error) {
+func (n *Node) start(through func(transport) transport) (err error) {
 	cfg := &n.cfg
 	if cfg.Network != nil {
 		n.disk = cfg.Network.disk(cfg.Name)
@@ -167,11 +172,13 @@ func (n *Node) start() (err error) {
 		return fmt.Errorf("opening the raft store: %w", err)
 	}
 	n.machine = &machine{fsm: cfg.FSM, name: cfg.Name, identity: n.disk.identity, exit: n.exit}
+	var inner transport
 	if cfg.Network != nil {
-		n.trans = cfg.Network.attach(cfg.Name)
+		inner = cfg.Network.attach(cfg.Name)
 	} else {
-		n.trans = newTransport(cfg.Mux, cfg.Logger.Named("transport"))
+		inner = newTransport(cfg.Mux, cfg.Logger.Named("transport"))
 	}
+	n.trans = &ackedTransport{transport: through(inner), acks: make(map[raft.ServerID]ack)}
 
 	// Room for a gain and a loss even while the listener is busy; raft itself waits for room.
 	notify := make(chan bool, 8)

@@ -89,11 +89,31 @@ func (n *Node) verify() error {
 	if n.reads.term.Load() != term {
 		return n.barrier(ctx) // itself a round with a majority, and it begins here
 	}
-	if err := n.wait(ctx, func() error { return n.raft.VerifyLeader().Error() }); err != nil {
-		return err
+	for round := n.trans.next(); ; {
+		if err := n.wait(ctx, func() error { return n.raft.VerifyLeader().Error() }); err != nil {
+			return err
+		}
+		if now, leading := n.leading(); !leading || now != term {
+			return raft.ErrNotLeader
+		}
+		if n.majority(term, round) {
+			return nil
+		}
+		// Each turn of this loop used up an answer that was under way before the round began.
 	}
-	if now, leading := n.leading(); !leading || now != term {
-		return raft.ErrNotLeader
+}
+
+// majority says whether enough voters answered to this term in this round.
+func (n *Node) majority(term, round uint64) bool {
+	voters, acks := 0, 0
+	for _, s := range n.raft.GetConfiguration().Configuration().Servers {
+		if s.Suffrage != raft.Voter {
+			continue
+		}
+		voters++
+		if s.ID == raft.ServerID(n.cfg.Name) || n.trans.acked(s.ID, term, round) {
+			acks++
+		}
 	}
-	return nil
+	return acks > voters/2
 }

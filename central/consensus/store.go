@@ -113,15 +113,13 @@ func checkBolt(path string) error {
 		}
 		return db.View(func(tx *bbolt.Tx) error {
 			return tx.ForEach(func(name []byte, bucket *bbolt.Bucket) error {
-				var previous []byte
+				var previous, value []byte
 				return bucket.ForEach(func(k, v []byte) error {
-					if previous != nil && bytes.Compare(k, previous) <= 0 {
+					if bytes.Compare(k, previous) <= 0 {
 						return fmt.Errorf("its %s are out of order", name)
 					}
-					previous = k
-					for i := 0; i < len(v); i += page {
-						runtime.KeepAlive(v[i]) // faults if the file does not reach this far
-					}
+					previous = append(previous[:0], k...)
+					value = append(value[:0], v...) // faults if the file does not reach this far
 					return nil
 				})
 			})
@@ -176,7 +174,7 @@ func (d *disk) lastCommand() (uint64, error) {
 	for ; last > floor; last-- {
 		var entry raft.Log
 		if err := d.logs.GetLog(last, &entry); err != nil {
-			return 0, fmt.Errorf("reading the log at %d: %w", last, err)
+			return 0, damaged("the raft store", fmt.Sprintf("entry %d: %v", last, err))
 		}
 		if entry.Type == raft.LogCommand || entry.Type == raft.LogConfiguration {
 			return last, nil

@@ -1,6 +1,8 @@
 package consensus
 
 import (
+	"sync"
+
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 )
@@ -21,6 +23,7 @@ type netTransport struct{ *raft.NetworkTransport }
 var (
 	_ transport = netTransport{}
 	_ transport = memoryTransport{}
+	_ transport = (*ackedTransport)(nil)
 )
 
 func newTransport(mux *Mux, logger hclog.Logger) netTransport {
@@ -40,4 +43,49 @@ func (t netTransport) Close() error {
 	err := t.NetworkTransport.Close()
 	t.CloseStreams()
 	return err
+}
+
+// ackedTransport notes which follower still answered to which term, and to a request sent since when. Raft's
+// VerifyLeader counts any answer that comes in, also one to a request sent long before: after a pause the answers
+// that lie in the socket would make a deposed leader serve reads.
+type ackedTransport struct {
+	transport
+
+	mu    sync.Mutex
+	round uint64 // rises with every verification
+	acks  map[raft.ServerID]ack
+}
+
+type ack struct{ term, round uint64 }
+
+func (t *ackedTransport) AppendEntries(id raft.ServerID, target raft.ServerAddress, request *raft.AppendEntriesRequest, answer *raft.AppendEntriesResponse) error {
+	t.mu.Lock()
+	sent := t.round
+	t.mu.Unlock()
+	if err := t.transport.AppendEntries(id, target, request, answer); err != nil {
+		return err
+	}
+	if answer.Term == request.Term {
+		t.mu.Lock()
+		if last := t.acks[id]; request.Term > last.term || request.Term == last.term && sent > last.round {
+			t.acks[id] = ack{request.Term, sent}
+		}
+		t.mu.Unlock()
+	}
+	return nil
+}
+
+// next begins a verification: only answers to requests sent from here on count for it.
+func (t *ackedTransport) next() (round uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.round++
+	return t.round
+}
+
+func (t *ackedTransport) acked(id raft.ServerID, term, round uint64) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	last := t.acks[id]
+	return last.term == term && last.round >= round
 }
