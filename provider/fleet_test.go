@@ -1,0 +1,214 @@
+package provider
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/hashicorp/terraform-plugin-framework/providerserver"
+	"github.com/hashicorp/terraform-plugin-go/tfprotov6"
+	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
+	"github.com/hashicorp/terraform-plugin-testing/knownvalue"
+	"github.com/hashicorp/terraform-plugin-testing/plancheck"
+	"github.com/hashicorp/terraform-plugin-testing/statecheck"
+	"github.com/hashicorp/terraform-plugin-testing/terraform"
+	"github.com/hashicorp/terraform-plugin-testing/tfjsonpath"
+
+	"github.com/fluxvm/fluxvm/pkg/client"
+)
+
+// Each scenario is one function and runs twice: in TestName against a fake fleet in this process, and in
+// TestAccName against the real fleet that FLUXVM_FLEET_URL names, when TF_ACC is set. Both drive the terraform
+// or tofu that TF_ACC_TERRAFORM_PATH or PATH holds.
+
+func TestMain(m *testing.M) {
+	os.Exit(run(m))
+}
+
+// run sets up Terraform so that it looks nothing up outside.
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "fluxvm-provider-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	env := map[string]string{"CHECKPOINT_DISABLE": "1"}
+	if os.Getenv("TF_CLI_CONFIG_FILE") == "" {
+		env["TF_CLI_CONFIG_FILE"] = dir + "/terraformrc"
+		if err := os.WriteFile(env["TF_CLI_CONFIG_FILE"], nil, 0o600); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	if os.Getenv("TF_ACC_TERRAFORM_PATH") == "" {
+		for _, name := range []string{"terraform", "tofu"} {
+			if at, err := exec.LookPath(name); err == nil {
+				env["TF_ACC_TERRAFORM_PATH"] = at
+				break
+			}
+		}
+	}
+	if strings.HasSuffix(env["TF_ACC_TERRAFORM_PATH"], "/tofu") {
+		env["TF_ACC_PROVIDER_HOST"] = "registry.opentofu.org"
+	}
+	for k, v := range env {
+		if err := os.Setenv(k, v); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	return m.Run()
+}
+
+// fleet is what a scenario runs against.
+type fleet struct {
+	client   *client.Client
+	provider string     // the provider block
+	fake     *fakeFleet // nil on a real fleet
+	suffix   string     // makes names this test's own
+	image    string     // path of an image that boots soon
+}
+
+func needTerraform(t *testing.T) {
+	t.Helper()
+	if os.Getenv("TF_ACC_TERRAFORM_PATH") == "" {
+		t.Skip("SKIPPED: there is no terraform or tofu on PATH, so nothing drives the provider; install one, or build OpenTofu with `make tofu`")
+	}
+}
+
+func fakeOne(t *testing.T) fleet {
+	t.Helper()
+	needTerraform(t)
+	t.Parallel()
+	fake, url := newFakeFleet(t)
+	c, err := client.New(client.Config{Endpoints: []string{url}, Token: "fvx_fake"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fleet{client: c, fake: fake, suffix: uuid.NewString()[:8], image: "sim:?boot_ms=20",
+		provider: fmt.Sprintf("provider \"fluxvm\" {\n  endpoint = %q\n  token    = \"fvx_fake\"\n}\n", url)}
+}
+
+func realOne(t *testing.T) fleet {
+	t.Helper()
+	if os.Getenv("TF_ACC") == "" || os.Getenv(client.EnvFleetURL) == "" {
+		t.Skipf("SKIPPED: needs TF_ACC=1 and a fleet in %s and %s; `make acceptance` starts one and sets them", client.EnvFleetURL, client.EnvToken)
+	}
+	needTerraform(t)
+	cfg, err := client.ConfigFromEnv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := client.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fleet{client: c, suffix: uuid.NewString()[:8], image: "sim:?boot_ms=50&agent_ms=50"}
+}
+
+// name gives a name of this test's own.
+func (f fleet) name(base string) string { return "tf-" + base + "-" + f.suffix }
+
+// config joins the provider block with resources; NAME(x) in them becomes a name of this test's own.
+func (f fleet) config(parts ...string) string {
+	text := f.provider + strings.Join(parts, "\n")
+	return regexp.MustCompile(`NAME\(([a-z]+)\)`).ReplaceAllStringFunc(text, func(s string) string { return f.name(s[5 : len(s)-1]) })
+}
+
+// imageBlock is a catalog image of the path.
+func imageBlock(path string) string {
+	return fmt.Sprintf("resource \"fluxvm_image\" \"tiny\" {\n  name       = \"NAME(tiny)\"\n  path       = %q\n  memory_mib = 128\n  has_agent  = true\n}\n", path)
+}
+
+func poolBlock(extra string) string {
+	return "resource \"fluxvm_pool\" \"ci\" {\n  name  = \"NAME(ci)\"\n  image = fluxvm_image.tiny.name\n" + extra + "\n}\n"
+}
+
+func (f fleet) run(t *testing.T, steps ...resource.TestStep) {
+	t.Helper()
+	test := resource.TestCase{
+		ProtoV6ProviderFactories: map[string]func() (tfprotov6.ProviderServer, error){
+			"fluxvm": providerserver.NewProtocol6WithError(New("test")()),
+		},
+		CheckDestroy: f.checkDestroyed,
+		Steps:        steps,
+	}
+	if f.fake != nil {
+		resource.UnitTest(t, test)
+		return
+	}
+	resource.Test(t, test)
+}
+
+// checkDestroyed finds what a destroy left behind.
+func (f fleet) checkDestroyed(s *terraform.State) error {
+	ctx := context.Background()
+	for address, r := range s.RootModule().Resources {
+		var err error
+		switch r.Type {
+		case "fluxvm_image":
+			_, err = f.client.Image(ctx, r.Primary.Attributes["name"])
+		case "fluxvm_pool":
+			_, err = f.client.Pool(ctx, r.Primary.Attributes["name"])
+		case "fluxvm_vm":
+			_, err = f.client.VM(ctx, r.Primary.Attributes["id"])
+		default:
+			continue
+		}
+		if !client.IsNotFound(err) {
+			return fmt.Errorf("%s is still there after destroy (%v)", address, err)
+		}
+	}
+	return nil
+}
+
+// eventually polls until ok.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := waitFor(ctx, func(context.Context) (bool, error) { return ok(), nil }); err != nil {
+		t.Fatalf("waited for %s: %v", what, err)
+	}
+}
+
+func must[T any](t *testing.T) func(T, error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+// Short forms of what steps check.
+
+func plans(address string, action plancheck.ResourceActionType) resource.ConfigPlanChecks {
+	return resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(address, action)}}
+}
+
+func plansNothing() resource.ConfigPlanChecks {
+	return resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectEmptyPlan()}}
+}
+
+func is(address, attribute string, value knownvalue.Check) statecheck.StateCheck {
+	return statecheck.ExpectKnownValue(address, tfjsonpath.New(attribute), value)
+}
+
+func num(n int64) knownvalue.Check { return knownvalue.Int64Exact(n) }
+
+func text(s string) knownvalue.Check { return knownvalue.StringExact(s) }
+
+func yes() knownvalue.Check { return knownvalue.Bool(true) }
+
+func none() knownvalue.Check { return knownvalue.Null() }
+
+func some() knownvalue.Check { return knownvalue.NotNull() }
