@@ -245,6 +245,9 @@ func (q *request) commitFacts(facts fsm.Node, joining, vouched, trusted bool) er
 	if joining {
 		body.TokenHash = hashToken(q.caller.secret)
 	}
+	if !trusted && !vouched && q.r.state.View().JoinTokenByHash(body.TokenHash) == nil {
+		return api.Errorf(api.CodeUnauthenticated, "neither a credential of node %s nor a join token that is good; make one with fluxctl cluster join-token", facts.Name)
+	}
 	_, err := g.propose(q.Context(), fsm.KindRegisterNode, "node/"+facts.Name, nil, body)
 	if err == nil {
 		poke(g.poolPoke)

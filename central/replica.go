@@ -266,3 +266,6 @@ func hashToken(token string) string {
 	sum := sha256.Sum256([]byte(token))
 	return hex.EncodeToString(sum[:])
 }
+
+// Leads says whether this replica leads and is ready to serve.
+func (r *Replica) Leads() bool { return r.reign.Load() != nil }

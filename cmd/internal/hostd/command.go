@@ -1,7 +1,6 @@
 package hostd
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -16,6 +15,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fluxvm/fluxvm/node"
+	"github.com/fluxvm/fluxvm/node/machine"
+	"github.com/fluxvm/fluxvm/node/sim"
+	"github.com/fluxvm/fluxvm/pkg/api"
 )
 
 // options are the command's settings, whichever way they came.
@@ -35,6 +37,8 @@ type options struct {
 	Config         string
 	LogLevel       string
 	LogJSON        bool
+	StopMachines   bool
+	PoseAsMac      bool
 }
 
 // Command is the command that runs the daemon until it is told to end. With fleet it can report to central.
@@ -69,6 +73,9 @@ Each flag can also be set in the file that --config names (the flag's name with 
 	f.StringVar(&o.Config, "config", "", "configuration file (TOML)")
 	f.StringVar(&o.LogLevel, "log-level", "info", "trace, debug, info, warn or error")
 	f.BoolVar(&o.LogJSON, "log-json", false, "write the log as JSON")
+	f.BoolVar(&o.StopMachines, "stop-machines", false, "end every VM when the daemon ends")
+	f.BoolVar(&o.PoseAsMac, "pose-as-mac", false, "report as a Mac (sim only)")
+	_, _ = f.MarkHidden("stop-machines"), f.MarkHidden("pose-as-mac") // for fluxvm-agent dev
 	if fleet {
 		f.StringSliceVar(&o.Central, "central", nil, "URLs of central's replicas, all of them")
 		f.StringVar(&o.AdvertiseURL, "advertise-url", "", "where central reaches this host's API (default: the listen address)")
@@ -90,10 +97,13 @@ func run(cmd *cobra.Command, o options, settings node.Settings) error {
 	if err != nil {
 		return err
 	}
+	if o.PoseAsMac && o.Backend == api.BackendSim {
+		drivers = []machine.Driver{sim.New(sim.Config{Mac: true})}
+	}
 	cfg := node.Config{
 		Name: o.Name, Listen: o.Listen, AdvertiseURL: o.AdvertiseURL, DataDir: o.Data, Labels: o.Labels, Drivers: drivers, Backend: drivers[0].Name(),
 		Central: o.Central, HeartbeatSecs: o.HeartbeatSecs, CPUOvercommit: o.CPUOvercommit,
-		VCPUsTotal: sized.vcpus, MemoryMiBTotal: sized.memoryMiB, Settings: settings, Logger: log,
+		VCPUsTotal: sized.vcpus, MemoryMiBTotal: sized.memoryMiB, Settings: settings, StopMachines: o.StopMachines, Logger: log,
 	}
 	if cfg.AdminTokens, err = tokensIn(o.AdminTokenFile); err != nil {
 		return err
@@ -154,7 +164,5 @@ func defaultData() string {
 	}
 	return filepath.Join(home, ".local", "state", "fluxvm", "node")
 }
-
-var errNoDriver = errors.New(`no way to run VMs on this host: install QEMU (Debian, Ubuntu: apt-get install qemu-system-x86), or try things out with --backend sim, where no VM is real`)
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -1,0 +1,147 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fluxvm/fluxvm/central"
+	"github.com/fluxvm/fluxvm/central/consensus"
+	"github.com/fluxvm/fluxvm/cmd/internal/conf"
+)
+
+// centralOptions are the command's settings, whichever way they came.
+type centralOptions struct {
+	name, listen, clusterListen, advertise, url, data string
+	bootstrap                                         bool
+	initial                                           []string
+	reconcileSecs                                     int
+	operatorTokenFile                                 string
+	insecure                                          bool
+	electionTimeout                                   time.Duration
+	config, logLevel                                  string
+	logJSON                                           bool
+}
+
+func centralCommand() *cobra.Command {
+	var o centralOptions
+	cmd := &cobra.Command{
+		Use:   "central",
+		Short: "Run a replica of the control plane",
+		Long: `Runs a replica of the control plane: the fleet's API and a member of the cluster that keeps its state.
+
+Each flag can also be set in the file that --config names (the flag's name with _ for -) and in the environment
+(FLUXVM_CENTRAL_ and the flag's name in capitals with _ for -). A flag wins over the environment, and that over the file.`,
+		Example: `  fluxvm-agent central --bootstrap
+  fluxvm-agent central --name central-1 --listen 127.0.0.1:7799 --cluster-listen 127.0.0.1:7800 --bootstrap \
+    --initial central-1=127.0.0.1:7800,central-2=127.0.0.1:7810,central-3=127.0.0.1:7820`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := conf.Resolve(cmd.Flags(), "FLUXVM_CENTRAL_", o.config, os.LookupEnv); err != nil {
+				return err
+			}
+			return runCentral(cmd, o)
+		},
+	}
+	host, _ := os.Hostname() // empty: --name is then required
+	f := cmd.Flags()
+	f.StringVar(&o.name, "name", strings.ToLower(host), "this replica's name, for as long as it lives")
+	f.StringVar(&o.listen, "listen", "127.0.0.1:7799", "address of the HTTP API")
+	f.StringVar(&o.clusterListen, "cluster-listen", "127.0.0.1:7800", "address for the other replicas")
+	f.StringVar(&o.advertise, "advertise", "", "cluster address that others dial (default: --cluster-listen)")
+	f.StringVar(&o.url, "url", "", "where clients and nodes reach the API (default: http:// and --listen)")
+	f.StringVar(&o.data, "data", "/var/lib/fluxvm/central", "data directory")
+	f.BoolVar(&o.bootstrap, "bootstrap", false, "start a new cluster; with state already there it changes nothing")
+	f.StringSliceVar(&o.initial, "initial", nil, "with --bootstrap: the whole initial set as NAME=CLUSTERADDR, the same on every replica")
+	f.IntVar(&o.reconcileSecs, "reconcile-secs", 5, "period of the background reconcilers in seconds; 0 turns them off")
+	f.StringVar(&o.operatorTokenFile, "operator-token-file", "", "file with the first operator's token (default: one is made and written to DATA/operator-token)")
+	f.BoolVar(&o.insecure, "insecure", false, "allow listening beyond loopback, where everything is readable to others")
+	f.DurationVar(&o.electionTimeout, "election-timeout", 0, "how long a follower waits for its leader (default 2s)")
+	f.StringVar(&o.config, "config", "", "configuration file (TOML)")
+	f.StringVar(&o.logLevel, "log-level", "info", "trace, debug, info, warn or error")
+	f.BoolVar(&o.logJSON, "log-json", false, "write the log as JSON")
+	_ = f.MarkHidden("election-timeout") // for trying failovers out; it must be the same on all replicas
+	return cmd
+}
+
+func runCentral(cmd *cobra.Command, o centralOptions) error {
+	logger, err := newLogger(cmd.ErrOrStderr(), o.logLevel, o.logJSON)
+	if err != nil {
+		return err
+	}
+	cfg := central.Config{Name: o.name, URL: o.url, ClusterAddr: o.advertise, DataDir: o.data, Bootstrap: o.bootstrap,
+		NoReconcile: o.reconcileSecs == 0, ElectionTimeout: o.electionTimeout, Version: buildVersion(), Logger: logger}
+	if cfg.PoolInterval, err = poolInterval(os.Getenv("FLUXVM_WARM_POOL_INTERVAL_SECS"), o.reconcileSecs); err != nil {
+		return err
+	}
+	if cfg.Initial, err = initialSet(o.initial, o.bootstrap); err != nil {
+		return err
+	}
+	if o.operatorTokenFile != "" {
+		raw, err := os.ReadFile(o.operatorTokenFile)
+		if err != nil {
+			return fmt.Errorf("reading the operator token: %w", err)
+		}
+		if cfg.OperatorToken = strings.TrimSpace(string(raw)); len(cfg.OperatorToken) < 16 {
+			return fmt.Errorf("%s must hold a token of at least 16 characters", o.operatorTokenFile)
+		}
+	}
+	if cfg.Listener, err = listen(o.listen, o.insecure); err != nil {
+		return err
+	}
+	if cfg.Cluster, err = listen(o.clusterListen, o.insecure); err != nil {
+		return errors.Join(err, cfg.Listener.Close())
+	}
+	replica, err := central.New(cfg)
+	if err != nil {
+		return err
+	}
+	return replica.Run(cmd.Context())
+}
+
+// poolInterval is the specification's environment variable, else the reconcilers' period.
+func poolInterval(env string, reconcileSecs int) (time.Duration, error) {
+	if env == "" {
+		if reconcileSecs < 0 || reconcileSecs > 3600 {
+			return 0, errors.New("--reconcile-secs must be from 0 to 3600")
+		}
+		return time.Duration(reconcileSecs) * time.Second, nil
+	}
+	n, err := strconv.Atoi(env)
+	if err != nil || n < 1 || n > 3600 {
+		return 0, errors.New("FLUXVM_WARM_POOL_INTERVAL_SECS must be from 1 to 3600")
+	}
+	return time.Duration(n) * time.Second, nil
+}
+
+func initialSet(pairs []string, bootstrap bool) (servers []consensus.Server, err error) {
+	if len(pairs) > 0 && !bootstrap {
+		return nil, errors.New("--initial goes with --bootstrap")
+	}
+	for _, pair := range pairs {
+		name, addr, ok := strings.Cut(pair, "=")
+		if !ok || name == "" || addr == "" {
+			return nil, fmt.Errorf("--initial %q must be NAME=CLUSTERADDR, such as central-1=127.0.0.1:7800", pair)
+		}
+		servers = append(servers, consensus.Server{Name: name, Addr: addr})
+	}
+	return servers, nil
+}
+
+// listen opens a port; beyond loopback only when told that this is wanted.
+func listen(addr string, insecure bool) (net.Listener, error) {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("listening on %s: %w", addr, err)
+	}
+	if tcp, ok := l.Addr().(*net.TCPAddr); ok && !tcp.IP.IsLoopback() && !insecure {
+		return nil, errors.Join(fmt.Errorf("%s is reachable from other hosts, and tokens would cross the network in clear: listen on loopback, or give --insecure on a network you trust", addr), l.Close())
+	}
+	return l, nil
+}
