@@ -8,7 +8,9 @@ import (
 	"syscall"
 
 	"github.com/mattn/go-isatty"
+	"github.com/spf13/cobra"
 
+	"github.com/fluxvm/fluxvm/cmd/internal/hostd"
 	"github.com/fluxvm/fluxvm/pkg/cli"
 )
 
@@ -20,8 +22,16 @@ func main() {
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	os.Exit(cli.Run(ctx, cli.Env{
 		In: os.Stdin, Out: os.Stdout, Err: os.Stderr,
-		Getenv: os.Getenv, IsTerminal: isTerminal, Version: buildVersion(),
+		Getenv: os.Getenv, IsTerminal: isTerminal, Version: buildVersion(), More: hostCommands,
 	}, os.Args[1:]))
+}
+
+// hostCommands are those that need the daemon itself, which pkg/cli does not know.
+func hostCommands() []*cobra.Command {
+	serve := hostd.Command("serve", false)
+	serve.Example = `  fluxctl serve
+  fluxctl serve --listen 127.0.0.1:7788 --data ~/fluxvm --backend sim`
+	return []*cobra.Command{serve}
 }
 
 func isTerminal(stream any) bool {
