@@ -82,8 +82,8 @@ func (r *Replica) routes() []route {
 // Handler is the fleet API as clients see it.
 func (r *Replica) Handler() http.Handler { return r.router(false) }
 
-// peerHandler is what other replicas see: the API for forwarded requests, and this replica's status.
-func (r *Replica) peerHandler() http.Handler {
+// PeerHandler is what other replicas see: the API for forwarded requests, and this replica's status.
+func (r *Replica) PeerHandler() http.Handler {
 	outer := http.NewServeMux()
 	outer.HandleFunc("GET "+statusPath, r.serveStatus)
 	outer.Handle("/", r.router(true))
@@ -174,6 +174,11 @@ func (r *Replica) handler(rt route, forwarded bool) http.Handler {
 }
 
 func (q *request) serve(rt route) error {
+	select {
+	case <-q.r.opened:
+	default:
+		return api.Errorf(api.CodeUnavailable, "this replica is starting; try again in a moment")
+	}
 	raw, err := io.ReadAll(http.MaxBytesReader(q.w, q.Request.Body, api.MaxBody))
 	if err != nil {
 		var large *http.MaxBytesError

@@ -24,9 +24,13 @@ type nodeCaller struct {
 	client *http.Client
 }
 
-func newNodeCaller(dial func(ctx context.Context, network, addr string) (net.Conn, error)) *nodeCaller {
-	transport := &http.Transport{DialContext: dial, MaxIdleConnsPerHost: 16, MaxConnsPerHost: 64, IdleConnTimeout: 90 * time.Second, ResponseHeaderTimeout: time.Minute}
+func newNodeCaller(transport http.RoundTripper) *nodeCaller {
 	return &nodeCaller{&http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
+}
+
+func nodeTransport() *http.Transport {
+	dial := (&net.Dialer{Timeout: 5 * time.Second}).DialContext
+	return &http.Transport{DialContext: dial, MaxIdleConnsPerHost: 16, MaxConnsPerHost: 64, IdleConnTimeout: 90 * time.Second}
 }
 
 func (c *nodeCaller) close() { c.client.CloseIdleConnections() }

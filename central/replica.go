@@ -58,8 +58,10 @@ type Config struct {
 	Version string
 	// Wall is the clock, with its monotonic part. Nil means time.Now.
 	Wall func() time.Time
-	// DialNode connects to node daemons. Nil means a plain dialer.
-	DialNode func(ctx context.Context, network, addr string) (net.Conn, error)
+	// Network runs the replica in memory, for tests: no listeners, no disk. Handler and PeerHandler are then served by
+	// the caller, and Peers and Nodes carry its requests to other replicas (by cluster address) and to node daemons.
+	Network      *consensus.Network
+	Peers, Nodes http.RoundTripper
 	// Logger is where the replica logs. Nil means nowhere.
 	Logger hclog.Logger
 	// Exit ends the process when it can do no good any more. Nil logs and calls os.Exit.
@@ -76,8 +78,9 @@ type Replica struct {
 	fleet   *fleet
 	calls   *nodeCaller
 	metrics *metrics
-	log     *consensus.Node // set by Run before anything is served
-	mux     *consensus.Mux
+	log     *consensus.Node // set by Run before opened is closed
+	opened  chan struct{}
+	stored  atomic.Int64 // index up to which the log was there before this process; -1 until it is known
 	peers   *http.Client // to other replicas, over their cluster ports
 	reign   atomic.Pointer[reign]
 	closing chan struct{}            // closed when the replica ends, so that streams do
@@ -89,12 +92,16 @@ func New(cfg Config) (*Replica, error) {
 	switch {
 	case cfg.Name == "":
 		return nil, errors.New("a replica needs a name: give --name")
+	case cfg.Network != nil:
+		if cfg.Listener != nil || cfg.Cluster != nil || cfg.Peers == nil || cfg.Nodes == nil {
+			return nil, errors.New("a replica in memory takes Peers and Nodes and no listeners")
+		}
 	case cfg.Listener == nil || cfg.Cluster == nil:
 		return nil, errors.New("a replica needs an API listener and a cluster port")
 	case cfg.DataDir == "":
 		return nil, errors.New("a replica needs a data directory: give --data")
 	}
-	if cfg.URL == "" {
+	if cfg.URL == "" && cfg.Listener != nil {
 		cfg.URL = "http://" + cfg.Listener.Addr().String()
 	}
 	if cfg.PoolInterval == 0 {
@@ -103,8 +110,8 @@ func New(cfg Config) (*Replica, error) {
 	if cfg.Wall == nil {
 		cfg.Wall = time.Now
 	}
-	if cfg.DialNode == nil {
-		cfg.DialNode = (&net.Dialer{Timeout: 5 * time.Second}).DialContext
+	if cfg.Nodes == nil {
+		cfg.Nodes = nodeTransport()
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = hclog.NewNullLogger()
@@ -117,7 +124,8 @@ func New(cfg Config) (*Replica, error) {
 		}
 	}
 	r := &Replica{cfg: cfg, logger: cfg.Logger, wall: cfg.Wall, state: fsm.New(), clock: &leaderClock{wall: cfg.Wall},
-		fleet: newFleet(cfg.Wall()), calls: newNodeCaller(cfg.DialNode), closing: make(chan struct{})}
+		fleet: newFleet(cfg.Wall()), calls: newNodeCaller(cfg.Nodes), opened: make(chan struct{}), closing: make(chan struct{})}
+	r.stored.Store(-1)
 	r.metrics = newMetrics(r)
 	return r, nil
 }
@@ -125,44 +133,55 @@ func New(cfg Config) (*Replica, error) {
 // Run serves until ctx ends, then hands leadership over and stops. An *consensus.ExitError says that the data
 // directory must not be used as it is.
 func (r *Replica) Run(ctx context.Context) (err error) {
-	if err := os.MkdirAll(r.cfg.DataDir, 0o700); err != nil {
-		return fmt.Errorf("making the data directory: %w", err)
+	conf := consensus.Config{Name: r.cfg.Name, DataDir: r.cfg.DataDir, Network: r.cfg.Network, FSM: machine{r}, Create: r.cfg.Bootstrap,
+		ElectionTimeout: r.cfg.ElectionTimeout, Logger: r.logger, Exit: r.cfg.Exit}
+	self := r.cfg.Name
+	if r.cfg.Network == nil {
+		if err := os.MkdirAll(r.cfg.DataDir, 0o700); err != nil {
+			return fmt.Errorf("making the data directory: %w", err)
+		}
+		conf.Mux, err = consensus.NewMux(consensus.MuxConfig{Listener: r.cfg.Cluster, Advertise: r.cfg.ClusterAddr, Logger: r.logger.Named("cluster")})
+		if err != nil {
+			return err
+		}
+		defer conf.Mux.Close()
+		self = conf.Mux.Advertise()
+		r.cfg.Peers = &http.Transport{DialContext: conf.Mux.DialHTTP, MaxIdleConnsPerHost: 32, IdleConnTimeout: 90 * time.Second}
 	}
-	if r.mux, err = consensus.NewMux(consensus.MuxConfig{Listener: r.cfg.Cluster, Advertise: r.cfg.ClusterAddr, Logger: r.logger.Named("cluster")}); err != nil {
+	r.peers = &http.Client{Transport: r.cfg.Peers}
+	if r.log, err = consensus.Open(conf); err != nil {
 		return err
 	}
-	defer r.mux.Close()
-	r.log, err = consensus.Open(consensus.Config{Name: r.cfg.Name, DataDir: r.cfg.DataDir, Mux: r.mux, FSM: machine{r}, Create: r.cfg.Bootstrap,
-		ElectionTimeout: r.cfg.ElectionTimeout, Logger: r.logger, Exit: r.cfg.Exit})
-	if err != nil {
-		return err
-	}
+	r.stored.Store(int64(r.log.LastIndexAtStart()))
 	if r.cfg.Bootstrap {
 		servers := r.cfg.Initial
 		if len(servers) == 0 {
-			servers = []consensus.Server{{Name: r.cfg.Name, Addr: r.mux.Advertise()}}
+			servers = []consensus.Server{{Name: r.cfg.Name, Addr: self}}
 		}
 		if err := r.log.Bootstrap(servers); err != nil {
 			return errors.Join(err, r.log.Close())
 		}
 	}
-	r.peers = &http.Client{Transport: &http.Transport{DialContext: r.mux.DialHTTP, MaxIdleConnsPerHost: 32, IdleConnTimeout: 90 * time.Second}}
-	return r.serve(ctx)
+	return r.serve(ctx, conf.Mux)
 }
 
-// serve runs both HTTP servers and the leadership until ctx ends or a server fails.
-func (r *Replica) serve(ctx context.Context) error {
+// serve runs the leadership and, unless in memory, both HTTP servers, until ctx ends or a server fails.
+func (r *Replica) serve(ctx context.Context, port *consensus.Mux) error {
 	leadCtx, stopLeading := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopLeading()
 	var work sync.WaitGroup
 	work.Go(func() { r.lead(leadCtx) })
 	work.Go(func() { r.followPeers(leadCtx) })
-	public := r.server(r.Handler())
-	inner := r.server(r.peerHandler())
+	var servers []*http.Server
 	failed := make(chan error, 2)
-	work.Go(func() { failed <- public.Serve(r.cfg.Listener) })
-	work.Go(func() { failed <- inner.Serve(r.mux.HTTP()) })
-	r.logger.Info("serving", "name", r.cfg.Name, "url", r.cfg.URL, "cluster_addr", r.mux.Advertise())
+	if port != nil {
+		public, inner := r.server(r.Handler()), r.server(r.PeerHandler())
+		servers = append(servers, public, inner)
+		work.Go(func() { failed <- public.Serve(r.cfg.Listener) })
+		work.Go(func() { failed <- inner.Serve(port.HTTP()) })
+		r.logger.Info("serving", "name", r.cfg.Name, "url", r.cfg.URL, "cluster_addr", port.Advertise())
+	}
+	close(r.opened)
 	var err error
 	select {
 	case <-ctx.Done():
@@ -171,10 +190,14 @@ func (r *Replica) serve(ctx context.Context) error {
 	close(r.closing)
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
 	defer cancel()
-	_ = public.Shutdown(stop) // what does not end in time is cut below
+	if len(servers) > 0 {
+		_ = servers[0].Shutdown(stop) // what does not end in time is cut below
+	}
 	stopLeading()
 	err = errors.Join(err, r.log.Close())
-	_, _ = public.Close(), inner.Close()
+	for _, s := range servers {
+		_ = s.Close() // its listeners are closed already
+	}
 	work.Wait()
 	r.calls.close()
 	r.peers.CloseIdleConnections()
@@ -200,7 +223,8 @@ func (m machine) Apply(index, _ uint64, command []byte) any {
 		m.r.cfg.Exit(ExitUpgrade, err.Error())
 		return err
 	}
-	m.r.clock.committed(m.r.state.View().Meta().Now, m.r.log == nil || index <= m.r.log.LastIndexAtStart())
+	stored := m.r.stored.Load()
+	m.r.clock.committed(m.r.state.View().Meta().Now, stored < 0 || index <= uint64(stored))
 	return result
 }
 
