@@ -182,8 +182,8 @@ func TestNetworkCarriesHTTPAlongTheSameWires(t *testing.T) {
 		server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.WriteString(w, r.Host)
 		})}
-		served := make(chan struct{})
-		go func() { defer close(served); _ = server.Serve(w.HTTP("b")) }()
+		served, port := make(chan struct{}), w.HTTP("b")
+		go func() { defer close(served); _ = server.Serve(port) }()
 		transport := &http.Transport{DialContext: w.DialHTTP("a")}
 		client := &http.Client{Transport: transport}
 		ask := func() (string, error) {

@@ -78,7 +78,8 @@ func (n *Node) AddVoter(ctx context.Context, name, addr string) error {
 }
 
 // Remove takes a replica out of the cluster; one that is no member is already out. A leader that removes itself
-// stops leading once that is committed, and its process ends.
+// stops leading once that is committed, and its process ends. Another replica ends a minute later if it heard of
+// its removal; raft tells it only once, so one that did not hear stays, without a leader, until it asks.
 func (n *Node) Remove(ctx context.Context, name string) error {
 	m, ok := n.member(name)
 	if !ok {

@@ -138,8 +138,9 @@ func (m *Mux) accept() {
 func (m *Mux) sort(conn net.Conn) {
 	ctx, cancel := context.WithTimeout(m.life, firstByteLimit)
 	defer cancel()
-	unwatch := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	conn, first, err := m.greet(ctx, conn)
+	plain := conn
+	unwatch := context.AfterFunc(ctx, func() { _ = plain.Close() })
+	conn, first, err := m.greet(ctx, plain)
 	if err != nil {
 		_ = conn.Close()
 		if m.life.Err() == nil {

@@ -36,8 +36,8 @@ type Config struct {
 	TrailingLogs uint64
 	// Logger is where the Node and raft log. Nil means nowhere.
 	Logger hclog.Logger
-	// Exit ends the process; it is called at most once, from any goroutine, when the replica can do no good any
-	// more. Nil logs the message and calls os.Exit.
+	// Exit ends the process; it is called at most once, when the replica can do no good any more, from any
+	// goroutine, raft's own included: it must not wait for Close. Nil logs the message and calls os.Exit.
 	Exit func(code int, message string)
 }
 
