@@ -236,7 +236,8 @@ func (d *Daemon) used() usage {
 func (d *Daemon) usedLocked() (u usage) {
 	for _, v := range d.vms {
 		s := v.size
-		u.vms, u.vcpus, u.memoryMiB = u.vms+1, u.vcpus+s.VCPUs, u.memoryMiB+s.MemoryMiB
+		u.vms, u.memoryMiB = u.vms+1, u.memoryMiB+s.MemoryMiB
+		u.vcpus += d.weigh(s)
 		if s.GuestOS == api.GuestMacOS {
 			u.macos++
 		}
@@ -255,7 +256,15 @@ func (d *Daemon) quotaLocked(req api.MachineRequest) (scope, why string) {
 	if req.GuestOS == api.GuestMacOS && used.macos >= api.MacOSPerHost {
 		return "macos", "this Mac runs two macOS guests, which is what Apple's licence allows: use another Mac or delete one"
 	}
-	return quotaRefusal(d.cfg.Settings.Policy, used, d.cfg.VCPUsTotal*d.cfg.CPUOvercommit, d.cfg.MemoryMiBTotal, req.VCPUs, req.MemoryMiB)
+	return quotaRefusal(d.cfg.Settings.Policy, used, d.cfg.VCPUsTotal*d.cfg.CPUOvercommit, d.cfg.MemoryMiBTotal, d.weigh(req), req.MemoryMiB)
+}
+
+// weigh counts the vCPUs of a macOS guest as whole processors: those are never overcommitted.
+func (d *Daemon) weigh(s api.MachineRequest) int {
+	if s.GuestOS == api.GuestMacOS {
+		return s.VCPUs * d.cfg.CPUOvercommit
+	}
+	return s.VCPUs
 }
 
 func (d *Daemon) patchVM(c *call) (answer, error) {
@@ -425,7 +434,7 @@ func (d *Daemon) pauseVM(c *call) (answer, error) {
 		if s := v.stateLocked(); s != api.StateRunning && s != api.StatePaused {
 			return api.Errorf(api.CodeConflict, "VM %s is %s; only a running VM can be paused", v.id, s)
 		}
-		r.Wanted = api.StatePaused
+		r.Wanted, r.Paused = api.StatePaused, true
 		return nil
 	}, func(s api.VMState) bool { return s == api.StatePaused || s == api.StateStopped })
 }

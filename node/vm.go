@@ -295,7 +295,7 @@ func (v *vm) detachLocked() {
 	v.run.quiet()
 	v.run.Release()
 	v.run = nil
-	v.rec.Agent = false
+	v.rec.Agent, v.rec.Paused = false, false
 }
 
 // halve pauses or resumes. One that does not work is not tried again: the record goes back to what is.
@@ -313,7 +313,7 @@ func (v *vm) halve(ctx context.Context, pause bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if err == nil {
-		r.paused = pause
+		r.paused, v.rec.Paused = pause, pause
 	} else if v.fault = err; pause {
 		v.rec.Wanted = api.StateRunning
 	} else {
@@ -378,7 +378,7 @@ func (v *vm) adopt(ctx context.Context) {
 		if v.rec.Booted == 0 { // the daemon ended between the machine's start and its record's
 			v.rec.Booted, v.rec.StartedAt = v.rec.Boots, v.d.wall()
 		}
-		v.attachLocked(m, rec.Wanted == api.StatePaused)
+		v.attachLocked(m, v.settlePause(ctx, m, rec))
 		return
 	case rec.Wanted == api.StateDeleting || rec.Wanted == api.StateStopped || rec.Failed != "" || rec.Booted < rec.Boots:
 		// It was to end anyway, or its boot had not come to an end: live goes on from here.
@@ -393,6 +393,24 @@ func (v *vm) adopt(ctx context.Context) {
 	}
 	v.rec.Agent = false
 	v.keepLocked()
+}
+
+// settlePause makes a machine just taken over paused or not as its record wants: the daemon may have ended between
+// an order and its effect.
+func (v *vm) settlePause(ctx context.Context, m machine.Machine, rec record) (paused bool) {
+	var err error
+	switch {
+	case rec.Wanted == api.StatePaused:
+		err, paused = m.Pause(ctx), true
+	case rec.Paused:
+		err = m.Resume(ctx)
+	}
+	if err != nil {
+		v.log.Warn("the machine taken over could not be paused or resumed", "error", err)
+		return !paused
+	}
+	v.rec.Paused = paused
+	return paused
 }
 
 // keepLocked saves the record and tells whoever waits or reports. A record that cannot be saved now is saved with

@@ -1,0 +1,5 @@
+//go:build !linux
+
+package hostd
+
+func candidates() []candidate { return nil }
