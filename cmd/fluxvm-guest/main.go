@@ -24,6 +24,9 @@ const usage = `fluxvm-guest: the agent inside a FluxVM guest
   /init               the same program as process 1: set the guest up, then do so
 `
 
+// answersWithin is how long a host that reads slowly may hold up the agent's end.
+const answersWithin = time.Second
+
 func main() {
 	switch {
 	case os.Getpid() == 1: // whatever the arguments: the kernel hands on words it does not know
@@ -48,7 +51,11 @@ func serve(ctx context.Context) error {
 		return err
 	}
 	defer port.Close()
-	stop := context.AfterFunc(ctx, func() { _ = port.Close() })
+	stop := context.AfterFunc(ctx, func() {
+		// Answers under way still go out; that to the wish to power off is one.
+		_ = port.SetWriteDeadline(time.Now().Add(answersWithin))
+		_ = port.SetReadDeadline(time.Unix(1, 0))
+	})
 	defer stop()
 	return (&guest.Server{Poweroff: poweroff}).Serve(ctx, port)
 }
@@ -59,7 +66,7 @@ func openPort(ctx context.Context) (*os.File, error) {
 		path, err := findPort("/sys/class/virtio-ports", "/dev")
 		if err == nil {
 			var port *os.File
-			// Without O_NONBLOCK a read could not be interrupted by Close.
+			// Without O_NONBLOCK a read could not be interrupted.
 			if port, err = os.OpenFile(path, os.O_RDWR|syscall.O_NONBLOCK, 0); err == nil {
 				return port, nil
 			}

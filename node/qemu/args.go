@@ -39,10 +39,6 @@ func arguments(h host, cfg Config, img image, spec machine.Spec) []string {
 		name = spec.ID
 	}
 	kernel := "console=ttyS0 quiet panic=-1 fluxvm.hostname=" + name
-	if h.accel == accelTCG {
-		// Emulated processors speculate nothing, so there is nothing to mitigate, and their clock needs no checking.
-		kernel += " mitigations=off tsc=reliable"
-	}
 	if img.cmdline != "" {
 		kernel += " " + img.cmdline
 	}

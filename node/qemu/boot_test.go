@@ -3,10 +3,13 @@
 package qemu
 
 import (
+	"bufio"
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,7 +27,38 @@ import (
 // bootWithin is long because emulated guests share the machine with every other test.
 const bootWithin = 3 * time.Minute
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// daemonEnv makes this program a daemon that starts the VM described there and then does nothing more.
+const daemonEnv = "FLUXVM_TEST_DAEMON"
+
+func TestMain(m *testing.M) {
+	if described := os.Getenv(daemonEnv); described != "" {
+		if err := daemon(described); err != nil {
+			fmt.Println(err)
+		}
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// daemon starts the VM, says so, and waits to be killed.
+func daemon(described string) error {
+	var start struct {
+		Spec machine.Spec
+		Dir  string
+	}
+	if err := json.Unmarshal([]byte(described), &start); err != nil {
+		return err
+	}
+	d, err := New(Config{})
+	if err != nil {
+		return err
+	}
+	if _, err := d.Start(context.Background(), start.Spec, start.Dir); err != nil {
+		return err
+	}
+	fmt.Println("started")
+	select {}
+}
 
 // testImage is an image to boot, or skips the test loudly.
 func testImage(t *testing.T) string {
@@ -213,5 +247,150 @@ func TestGuestLivesThroughItsWholeLife(t *testing.T) {
 	}
 	if _, err := d.Adopt(within(t), spec, dir); !errors.Is(err, machine.ErrGone) {
 		t.Errorf("adopting what has ended: got %v, want ErrGone", err)
+	}
+}
+
+func TestGuestOutlivesADaemonThatIsKilledAndItsPanicIsTold(t *testing.T) {
+	spec, dir := testSpec(testImage(t)), t.TempDir()
+	described, err := json.Marshal(map[string]any{"Spec": spec, "Dir": dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), daemonEnv+"="+string(described))
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	said, err := bufio.NewReader(out).ReadString('\n')
+	if said != "started\n" {
+		t.Fatalf("the daemon said %q, %v", said, err)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+
+	d := testDriver(t)
+	m, err := d.Adopt(within(t), spec, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		m.Release()
+		if err := d.Remove(spec, dir); err != nil {
+			t.Error(err)
+		}
+	})
+	awaitAgent(t, m)
+	if _, err := m.Exec(within(t), api.ExecRequest{Argv: []string{"sh", "-c", "sleep 0.2; echo c > /proc/sysrq-trigger"}, Detach: true}); err != nil {
+		t.Fatal(err)
+	}
+	awaitDone(t, m)
+	if err := m.Err(); err == nil || !strings.Contains(err.Error(), "kernel panicked: not syncing: sysrq triggered crash") {
+		t.Errorf("got %v, want the panic's reason", err)
+	}
+}
+
+func TestGuestThatEndsWhileNoDaemonRunsLeavesItsLastWords(t *testing.T) {
+	spec, dir := testSpec(testImage(t)), t.TempDir()
+	d := testDriver(t)
+	m := started(t, d, spec, dir)
+	awaitAgent(t, m)
+	pid := m.PID()
+	shell(t, m, "(sleep 0.3; echo my last words > /dev/console; poweroff) >/dev/null 2>&1 &")
+	m.Release()
+	ctx := within(t)
+	for {
+		m, err := d.Adopt(ctx, spec, dir)
+		if errors.Is(err, machine.ErrGone) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Release()
+	}
+	if console := tail(filepath.Join(dir, consoleFile), consoleKeep); !strings.Contains(console, "my last words") {
+		t.Errorf("the console ends with %q", lastLine(console))
+	}
+	if _, err := startTime(pid); err == nil {
+		t.Errorf("process %d is still there", pid)
+	}
+}
+
+func TestForwardedPortReachesTheGuestAndAFloodedConsoleStaysBounded(t *testing.T) {
+	spec, dir := testSpec(testImage(t)), t.TempDir()
+	host, err := net.Listen("tcp", "127.0.0.1:0") // a free port, and below a listener that the guest must not reach
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := host.Addr().(*net.TCPAddr).Port
+	_ = host.Close()
+	spec.Network = &api.Network{Mode: "nat", Forwards: []api.PortForward{{HostPort: port, GuestPort: 7}}}
+	d := testDriver(t)
+	m := started(t, d, spec, dir)
+	awaitAgent(t, m)
+	if _, err := m.Exec(within(t), api.ExecRequest{Argv: []string{"nc", "-ll", "-p", "7", "-e", "hostname"}, Detach: true}); err != nil {
+		t.Fatal(err)
+	}
+	shell(t, m, "until ip addr show eth0 | grep -q 'inet 10.0.2.15'; do sleep 0.1; done; until netstat -ltn | grep -q :7; do sleep 0.1; done")
+	conn, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(bootWithin))
+	if said, err := bufio.NewReader(conn).ReadString('\n'); said != spec.Name+"\n" {
+		t.Errorf("got %q and %v through the forwarded port", said, err)
+	}
+
+	host, err = net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	reached, err := m.Exec(within(t), api.ExecRequest{Argv: []string{"nc", "-w", "2", "10.0.2.2", fmt.Sprint(host.Addr().(*net.TCPAddr).Port)}, Stdin: "x"})
+	if err != nil || reached.ExitCode == 0 {
+		t.Errorf("the guest reached the host: %+v, %v", reached, err)
+	}
+
+	shell(t, m, "yes 'a line that says nothing new at all' | head -c 600000 > /dev/console; echo last line > /dev/console")
+	for range 4 {
+		if _, err := m.Console(100); err != nil {
+			t.Fatal(err)
+		}
+	}
+	console, err := m.Console(100)
+	if err != nil || !strings.HasSuffix(strings.TrimSpace(string(console)), "last line") {
+		t.Errorf("the console ends with %q, %v", console, err)
+	}
+	if info, err := os.Stat(filepath.Join(dir, consoleFile)); err != nil || info.Size() > 2*consoleKeep {
+		t.Errorf("console.log is %v, %v; want %d bytes at most", info.Size(), err, 2*consoleKeep)
+	}
+
+	process, err := os.FindProcess(m.PID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = process.Kill() // as the kernel would when it is out of memory
+	awaitDone(t, m)
+	if err := m.Err(); err == nil || !strings.Contains(err.Error(), "killed by signal") {
+		t.Errorf("got %v, want that QEMU was killed", err)
+	}
+	if m.PID() != 0 {
+		t.Errorf("process %d after the end, want none", m.PID())
+	}
+}
+
+func awaitDone(t *testing.T, m machine.Machine) {
+	t.Helper()
+	select {
+	case <-m.Done():
+	case <-within(t).Done():
+		t.Fatal("the VM does not end")
 	}
 }

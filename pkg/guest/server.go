@@ -24,8 +24,8 @@ type Server struct {
 	Idle time.Duration
 }
 
-// Serve answers on the port until ctx ends or the port fails; io.EOF is no failure. To interrupt a read that
-// waits, close the port. Before it returns it kills the commands it runs, except detached ones.
+// Serve answers on the port until ctx ends or the port fails; io.EOF is no failure. The caller interrupts a read
+// that waits. Before it returns it kills the commands it runs, except detached ones, and has written all answers.
 func (s *Server) Serve(ctx context.Context, port io.ReadWriter) error {
 	ctx, cancel := context.WithCancel(ctx)
 	session := &session{server: s, port: port, execs: map[uint64]context.CancelFunc{}}
