@@ -109,7 +109,7 @@ func (a *app) joinToken() *cobra.Command {
 				return err
 			}
 			if _, err := fmt.Fprintln(a.env.Out, token.Token); err != nil {
-				return fmt.Errorf("writing the token: %w", err)
+				return err
 			}
 			named := ""
 			if token.NamePattern != "" && token.NamePattern != "*" {

@@ -465,6 +465,50 @@ func TestFollowedEventsEndWithAnInterrupt(t *testing.T) {
 	}
 }
 
+func TestPastEventsBeginWithTheOldestStillKnown(t *testing.T) {
+	serve := wholeFleet()["GET /fleet/events"].(func(http.ResponseWriter, *http.Request))
+	f := newFake(t, answers{"GET /fleet/events": func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Last-Event-ID") != "" {
+			reply(t, w, r, api.Errorf(api.CodeCursorGone, "events after 0.0 are no longer known"))
+			return
+		}
+		serve(w, r)
+	}})
+	w := newWorld(t, f)
+	if got := w.run("fleet events"); got != 0 || strings.Count(w.out.String(), "\n") != 2 {
+		t.Errorf("got %d, %s, %s", got, &w.out, &w.err)
+	}
+	want := said("✗ events after 0.0 are no longer known", "  leave --from out to see what is still remembered")
+	if got := w.run("fleet events --from 1.0"); got != 1 || w.err.String() != want {
+		t.Errorf("--from: got %d, %s", got, &w.err)
+	}
+}
+
+func TestOutputThatCannotBeWrittenFailsTheCommand(t *testing.T) {
+	w := newWorld(t, newFake(t, wholeFleet()))
+	env := w.env()
+	env.Out = writer(func([]byte) (int, error) { return 0, io.ErrShortWrite })
+	for _, line := range []string{"fleet vms", "fleet vms -o json", "fleet vm x", "version", "fleet --help"} {
+		w.err.Reset()
+		if got := Run(t.Context(), env, words(line)); got != 1 || !strings.Contains(w.err.String(), "writing the output: short write") {
+			t.Errorf("%s: got %d, %s", line, got, &w.err)
+		}
+	}
+}
+
+func TestInterruptIsSaidInAWord(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	f := newFake(t, answers{"GET /fleet/vms/{id}": func(w http.ResponseWriter, r *http.Request) {
+		cancel()
+		<-r.Context().Done()
+		reply(t, w, r, api.Errorf(api.CodeNotFound, "too late"))
+	}})
+	w := newWorld(t, f)
+	if got := Run(ctx, w.env(), words("fleet vm x")); got != 1 || w.err.String() != "✗ interrupted\n" {
+		t.Errorf("got %d, %s", got, &w.err)
+	}
+}
+
 type writer func([]byte) (int, error)
 
 func (w writer) Write(p []byte) (int, error) { return w(p) }

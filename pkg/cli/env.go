@@ -57,6 +57,9 @@ func Run(ctx context.Context, env Env, args []string) int {
 	root := a.root()
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
+	if err == nil {
+		err = a.out.failed
+	}
 	if err != nil {
 		a.reportError(err)
 	}

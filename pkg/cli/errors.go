@@ -44,6 +44,8 @@ func exitCode(err error) int {
 		return exit.code
 	case errors.As(err, &usage):
 		return api.CodeInvalid.Exit()
+	case errors.Is(err, context.Canceled):
+		return 1
 	case errors.As(err, &refused):
 		return refused.Code.Exit()
 	}

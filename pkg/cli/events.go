@@ -64,8 +64,24 @@ func limited[T any](items iter.Seq2[T, error], most int) iter.Seq2[T, error] {
 	}
 }
 
-// streamPause is how long the stream of past events must be silent to count as read to its end.
-const streamPause = time.Second
+// A stream of past events that is silent for so long counts as read to its end; the first event may take longer.
+const (
+	streamPause = time.Second
+	streamStart = 3 * time.Second
+)
+
+// pastEvents shows what happened after an event, up to now.
+func (a *app) pastEvents(ctx context.Context, c *client.Client, from string) error {
+	quiet, cancel := context.WithCancel(ctx)
+	defer cancel()
+	pause := time.AfterFunc(streamStart, cancel)
+	defer pause.Stop()
+	err := a.printEvents(c.Events(quiet, from), func() { pause.Reset(streamPause) })
+	if quiet.Err() != nil && ctx.Err() == nil {
+		return nil
+	}
+	return err
+}
 
 func (a *app) events() *cobra.Command {
 	var follow bool
@@ -87,13 +103,12 @@ func (a *app) events() *cobra.Command {
 				}
 				return err
 			}
-			quiet, cancel := context.WithCancel(ctx)
-			defer cancel()
-			pause := time.AfterFunc(10*streamPause, cancel) // for the connection
-			defer pause.Stop()
-			err := a.printEvents(c.Events(quiet, from), func() { pause.Reset(streamPause) })
-			if quiet.Err() != nil && ctx.Err() == nil {
-				return nil
+			if from != "" {
+				return a.pastEvents(ctx, c, from)
+			}
+			err := a.pastEvents(ctx, c, "0.0") // before the first event
+			if isCode(err, api.CodeCursorGone) {
+				err = a.pastEvents(ctx, c, "") // the first ones are forgotten
 			}
 			return err
 		}),
@@ -126,7 +141,7 @@ func (a *app) printEvents(events iter.Seq2[client.Event, error], seen func()) er
 			_, err = fmt.Fprintln(a.env.Out, a.eventText(e))
 		}
 		if err != nil {
-			return fmt.Errorf("writing an event: %w", err)
+			return err
 		}
 	}
 	return nil

@@ -260,13 +260,11 @@ func (a *app) console() *cobra.Command {
 			if ok, err := a.json(map[string]string{"console": string(text)}); ok {
 				return err
 			}
-			if a.env.IsTerminal(a.env.Out) {
+			if a.outTerminal {
 				text = []byte(printable(string(text)))
 			}
-			if _, err := a.env.Out.Write(text); err != nil {
-				return fmt.Errorf("writing the console: %w", err)
-			}
-			return nil
+			_, err = a.env.Out.Write(text)
+			return err
 		}),
 	}
 }

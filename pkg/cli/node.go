@@ -131,7 +131,7 @@ func (a *app) cordon() *cobra.Command {
 			return a.doneNode(n, err, "Cordoned "+args[0]+": new VMs go elsewhere", count(n.VMCount, "VM")+" on it keep running; undo: fluxctl fleet uncordon "+args[0])
 		}),
 	}
-	cmd.Flags().StringVar(&reason, "reason", "", "say why, for whoever looks next")
+	cmd.Flags().StringVar(&reason, "reason", "", "say why: a `TEXT` for whoever looks next")
 	return cmd
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"io"
 	"strings"
 
 	"github.com/fatih/color"
@@ -17,6 +18,21 @@ const (
 	outputWide  = "wide"
 	outputJSON  = "json"
 )
+
+// output remembers that Out failed, so that a full disk is an error of every command and not of those that look.
+type output struct {
+	to     io.Writer
+	failed error
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	n, err := o.to.Write(p)
+	if err != nil {
+		err = fmt.Errorf("writing the output: %w", err)
+		o.failed = cmp.Or(o.failed, err)
+	}
+	return n, err
+}
 
 // paint colours words for one stream, or leaves them as they are.
 type paint struct{ on bool }

@@ -52,7 +52,7 @@ func (a *app) pools() *cobra.Command {
 }
 
 func averageStart(s api.PoolStatus) string {
-	if s.AvgClaimMS == 0 {
+	if s.AvgClaimMS == 0 && s.LastClaimAt.IsZero() {
 		return ""
 	}
 	return seconds(s.AvgClaimMS)

@@ -33,7 +33,7 @@ func (a *app) perform(ctx context.Context, what string, f func(context.Context) 
 
 func (a *app) showProgress(what string, done <-chan struct{}) {
 	started := time.Now()
-	alive := a.env.IsTerminal(a.env.Err) && a.env.Getenv("TERM") != "dumb"
+	alive := a.errTerminal && a.env.Getenv("TERM") != "dumb"
 	next := lineEvery
 	if alive {
 		next = quietFor
@@ -66,7 +66,7 @@ func (a *app) confirm(ctx context.Context, yes bool, question string) error {
 	if yes {
 		return nil
 	}
-	if !a.env.IsTerminal(a.env.In) {
+	if !a.inTerminal {
 		return usagef("%s This asks first, and there is no terminal to ask on; pass --yes to go ahead", question)
 	}
 	fmt.Fprintf(a.env.Err, "%s [y/N] ", oneLine(question))

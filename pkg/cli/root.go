@@ -15,6 +15,9 @@ type app struct {
 	env      Env
 	paint    paint // for Out
 	errPaint paint // for Err
+	out      output
+
+	inTerminal, outTerminal, errTerminal bool
 
 	output      string
 	contextName string
@@ -23,10 +26,12 @@ type app struct {
 
 func newApp(env Env) *app {
 	env = env.filled()
-	colour := func(stream any) paint {
-		return paint{env.IsTerminal(stream) && env.Getenv("NO_COLOR") == "" && env.Getenv("TERM") != "dumb"}
-	}
-	return &app{env: env, paint: colour(env.Out), errPaint: colour(env.Err)}
+	a := &app{env: env, inTerminal: env.IsTerminal(env.In), outTerminal: env.IsTerminal(env.Out), errTerminal: env.IsTerminal(env.Err)}
+	colours := env.Getenv("NO_COLOR") == "" && env.Getenv("TERM") != "dumb"
+	a.paint, a.errPaint = paint{colours && a.outTerminal}, paint{colours && a.errTerminal}
+	a.out.to = env.Out
+	a.env.Out = &a.out
+	return a
 }
 
 func (a *app) root() *cobra.Command {
@@ -51,8 +56,8 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 refused, 5 unavailab
 	root.PersistentPreRunE = func(*cobra.Command, []string) error { return a.chooseOutput() }
 	flags := root.PersistentFlags()
 	flags.SortFlags = false
-	flags.StringVarP(&a.output, "output", "o", "", "table, wide or json (default table, or FLUXCTL_OUTPUT)")
-	flags.StringVar(&a.contextName, "context", "", "use this context instead of the current one")
+	flags.StringVarP(&a.output, "output", "o", "", "`FORMAT`: table, wide or json (default table, or FLUXCTL_OUTPUT)")
+	flags.StringVar(&a.contextName, "context", "", "use the context of this `NAME` instead of the current one")
 	flags.BoolVarP(&a.verbose, "verbose", "v", false, "show request ids with errors")
 	fixed(root, "output", outputTable, outputWide, outputJSON)
 	a.completeFlag(root, "context", a.contextNames)

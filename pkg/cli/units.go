@@ -159,9 +159,17 @@ func (v *durationValue) String() string {
 func (v *durationValue) Type() string   { return "DURATION" }
 func (v *durationValue) seconds() int64 { return int64(time.Duration(*v) / time.Second) }
 
-// shortDuration shows a duration in its two largest units: 45s, 2h, 1h30m, 7d.
+// shortDuration shows a duration in its two largest units: 45s, 2h, 1h30m, 7d. It rounds to the smaller one, so that
+// what was set to 2h a moment ago still reads 2h.
 func shortDuration(d time.Duration) string {
-	d = d.Round(time.Second)
+	switch {
+	case d >= 24*time.Hour:
+		d = d.Round(time.Hour)
+	case d >= time.Hour:
+		d = d.Round(time.Minute)
+	default:
+		d = d.Round(time.Second)
+	}
 	if d < time.Second {
 		return "0s"
 	}
@@ -183,8 +191,11 @@ func shortDuration(d time.Duration) string {
 	return out.String()
 }
 
-// seconds shows a short time measured in milliseconds: 0.9s, 12.4s.
+// seconds shows a short time measured in milliseconds: 0.9s, 12.4s, and 12ms where seconds would say nothing.
 func seconds(ms int64) string {
+	if ms < 95 {
+		return strconv.FormatInt(ms, 10) + "ms"
+	}
 	return strconv.FormatFloat(float64(ms)/1000, 'f', 1, 64) + "s"
 }
 

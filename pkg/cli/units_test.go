@@ -45,9 +45,17 @@ func TestDurationsHaveUnits(t *testing.T) {
 
 func TestDurationsAreShownInTwoUnits(t *testing.T) {
 	for d, want := range map[time.Duration]string{0: "0s", 400 * time.Millisecond: "0s", 45 * time.Second: "45s", 90 * time.Second: "1m30s", 2 * time.Hour: "2h",
-		90 * time.Minute: "1h30m", 26*time.Hour + 5*time.Second: "1d2h", 24*time.Hour + time.Minute: "1d", 60*time.Minute - 200*time.Millisecond: "1h"} {
+		90 * time.Minute: "1h30m", 26*time.Hour + 5*time.Second: "1d2h", 24*time.Hour + time.Minute: "1d", 60*time.Minute - 200*time.Millisecond: "1h", 2*time.Hour - 3*time.Second: "2h", 7*24*time.Hour - time.Minute: "7d"} {
 		if got := shortDuration(d); got != want {
 			t.Errorf("%v: got %q, want %q", d, got, want)
+		}
+	}
+}
+
+func TestShortTimesKeepADigit(t *testing.T) {
+	for ms, want := range map[int64]string{0: "0ms", 12: "12ms", 94: "94ms", 95: "0.1s", 870: "0.9s", 12400: "12.4s"} {
+		if got := seconds(ms); got != want {
+			t.Errorf("%d: got %q, want %q", ms, got, want)
 		}
 	}
 }

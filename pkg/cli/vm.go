@@ -3,7 +3,6 @@ package cli
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"iter"
@@ -209,14 +208,14 @@ func (f *execFlags) request(in io.Reader, argv []string) (api.ExecRequest, error
 // finishExec hands on what the command left and ends with its exit code.
 func (a *app) finishExec(answer api.ExecAnswer, req api.ExecRequest) error {
 	if ok, err := a.json(answer); !ok {
-		_, outErr := io.WriteString(a.env.Out, answer.Stdout)
-		_, errErr := io.WriteString(a.env.Err, answer.Stderr)
-		err = errors.Join(outErr, errErr)
+		if _, err := io.WriteString(a.env.Out, answer.Stdout); err != nil {
+			return err
+		}
+		if _, err := io.WriteString(a.env.Err, answer.Stderr); err != nil {
+			return fmt.Errorf("writing the errors: %w", err)
+		}
 		if answer.Truncated {
 			a.note("The output was cut at 1 MiB.")
-		}
-		if err != nil {
-			return fmt.Errorf("writing the output: %w", err)
 		}
 	} else if err != nil {
 		return err
