@@ -1,6 +1,9 @@
 package fsm
 
-import "sync"
+import (
+	"math"
+	"sync"
+)
 
 // Kinds of events.
 const (
@@ -35,11 +38,12 @@ const ringSize = 8192
 type Ring struct {
 	mu      sync.Mutex
 	events  []Event // in order; at most ringSize
-	floor   uint64  // every event of an index above it is here
+	floor   uint64  // every event after the floorN-th of this index is here
+	floorN  int
 	changed chan struct{}
 }
 
-func newRing() *Ring { return &Ring{changed: make(chan struct{})} }
+func newRing() *Ring { return &Ring{floorN: -1, changed: make(chan struct{})} }
 
 func (r *Ring) add(events []Event) {
 	if len(events) == 0 {
@@ -49,7 +53,7 @@ func (r *Ring) add(events []Event) {
 	defer r.mu.Unlock()
 	r.events = append(r.events, events...)
 	if over := len(r.events) - ringSize; over > ringSize/4 { // cut now and then, not every time
-		r.floor = r.events[over-1].Index
+		r.floor, r.floorN = r.events[over-1].Index, r.events[over-1].N
 		r.events = append([]Event(nil), r.events[over:]...)
 	}
 	close(r.changed)
@@ -60,17 +64,18 @@ func (r *Ring) add(events []Event) {
 func (r *Ring) reset(index uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.events, r.floor = nil, index
+	r.events, r.floor, r.floorN = nil, index, math.MaxInt
 	close(r.changed)
 	r.changed = make(chan struct{})
 }
 
-// After gives up to limit events after the n-th of the index, and a channel that is closed when more come.
+// After gives up to limit events after the n-th of the index, and a channel that is closed when more come. For what
+// comes after the whole index n is math.MaxInt.
 // ok is false when some of them are forgotten: the reader has to list anew.
 func (r *Ring) After(index uint64, n, limit int) (events []Event, more <-chan struct{}, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if index < r.floor {
+	if index < r.floor || index == r.floor && n < r.floorN {
 		return nil, nil, false
 	}
 	lo, hi := 0, len(r.events)

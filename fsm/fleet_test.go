@@ -2,41 +2,81 @@ package fsm
 
 import (
 	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
 	"testing"
 
 	"github.com/fluxvm/fluxvm/pkg/api"
 )
 
-// fleet drives a State as the log would, checking every invariant after each command.
+// tb is what ordinary and property tests have in common.
+type tb interface {
+	Helper()
+	Fatal(...any)
+	Fatalf(string, ...any)
+}
+
+// fleet drives a State as the log would. After each command it holds the state to every invariant, the time to
+// never going back, and a refusal or a replay to changing nothing.
 type fleet struct {
-	t     testing.TB
+	t     tb
 	state *State
 	index uint64
-	now   api.Time
+	now   api.Time // the leader's; moves on by 10 ms with each command
 	log   [][]byte
 }
 
-func newFleet(t testing.TB) *fleet {
-	f := &fleet{t: t, state: New(), now: 1_700_000_000_000}
+// empty is a fleet before its first command.
+func empty(t tb) *fleet {
+	t.Helper()
+	return &fleet{t: t, state: New(), now: 1_700_000_000_000}
+}
+
+func newFleet(t tb) *fleet {
+	t.Helper()
+	f := empty(t)
 	f.do(KindInitCluster, InitCluster{ClusterID: "c-1", Epoch: 1, OperatorHash: "h"})
 	return f
 }
 
 func (f *fleet) send(kind Kind, op *Op, body any) Result {
 	f.t.Helper()
-	f.index++
 	f.now += 10
 	raw, err := Encode(Envelope{Kind: kind, Now: f.now, Term: 1, Actor: "operator", Op: op}, body)
 	if err != nil {
 		f.t.Fatal(err)
 	}
+	return f.apply(raw)
+}
+
+func (f *fleet) apply(raw []byte) Result {
+	f.t.Helper()
+	f.index++
+	before := f.state.View()
 	f.log = append(f.log, raw)
 	r, err := f.state.Apply(f.index, raw)
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	if err := f.state.View().Check(); err != nil {
-		f.t.Fatalf("after command %d of kind %d: %v", f.index, kind, err)
+	after := f.state.View()
+	if err := after.Check(); err != nil {
+		f.t.Fatalf("after command %d, %s: %v", f.index, raw[1:], err)
+	}
+	if was, is := before.Meta().Now, after.Meta().Now; is != max(was, f.now) {
+		f.t.Fatalf("command %d brought %s and took the time from %s to %s", f.index, f.now, was, is)
+	}
+	if r.Index != f.index || after.Index() != f.index {
+		f.t.Fatalf("command %d gave result %d and state %d", f.index, r.Index, after.Index())
+	}
+	if r.Err != nil || r.Replayed {
+		if changed := difference(f.t, before, after); changed != "" {
+			f.t.Fatalf("command %d, %s, was refused (%v) or replayed and changed %s", f.index, raw[1:], r.Err, changed)
+		}
+	}
+	if r.Err != nil && (!r.Err.Code.Known() || r.Err.Detail == "" || r.Value != nil) {
+		f.t.Fatalf("command %d: refusal %+v with value %v", f.index, r.Err, r.Value)
 	}
 	return r
 }
@@ -44,61 +84,196 @@ func (f *fleet) send(kind Kind, op *Op, body any) Result {
 // do sends a command that must not be refused.
 func (f *fleet) do(kind Kind, body any) Result {
 	f.t.Helper()
-	r := f.send(kind, nil, body)
+	return f.done(f.send(kind, nil, body))
+}
+
+// done is a result that must not be a refusal.
+func (f *fleet) done(r Result) Result {
+	f.t.Helper()
 	if r.Err != nil {
-		f.t.Fatalf("kind %d: %v", kind, r.Err)
+		f.t.Fatalf("command %d: %v", f.index, r.Err)
 	}
 	return r
 }
 
+// refused sends a command that must be refused with the code, for the field unless that is empty.
+func (f *fleet) refused(code api.Code, field string, kind Kind, body any) {
+	f.t.Helper()
+	if r := f.send(kind, nil, body); r.Err == nil || r.Err.Code != code || r.Err.Field != field {
+		f.t.Fatalf("got %+v, want %s for field %q", r, code, field)
+	}
+}
+
+func (f *fleet) view() View { return f.state.View() }
+
+// vm is a VM that must be there.
+func (f *fleet) vm(id string) *VM {
+	f.t.Helper()
+	v := f.view().VM(id)
+	if v == nil {
+		f.t.Fatalf("there is no VM %s", id)
+	}
+	return v
+}
+
+// pass lets FSM time go by.
+func (f *fleet) pass(ms api.Time) {
+	f.t.Helper()
+	f.now += ms
+	f.do(KindTick, Tick{})
+}
+
+// host is the facts of a node of 16 vCPUs and 64 GiB.
+func host(name string, mac bool) Node {
+	return Node{Name: name, UUID: "u-" + name, BootID: "b", URL: "http://" + name,
+		Backends: []string{"sim"}, Rename: true, VCPUsTotal: 16, MemoryMiBTotal: 65536, CPUOvercommit: 8, Mac: mac}
+}
+
 func (f *fleet) node(name string) {
-	f.do(KindRegisterNode, RegisterNode{Operator: true, Node: Node{Name: name, UUID: "u-" + name, BootID: "b", URL: "http://" + name,
-		Backends: []string{"sim"}, Rename: true, VCPUsTotal: 16, MemoryMiBTotal: 65536, CPUOvercommit: 8}})
+	f.t.Helper()
+	f.do(KindRegisterNode, RegisterNode{Operator: true, Node: host(name, false)})
+}
+
+func (f *fleet) mac(name string) {
+	f.t.Helper()
+	f.do(KindRegisterNode, RegisterNode{Operator: true, Node: host(name, true)})
+}
+
+// image adds a Linux image with an agent, of 1 vCPU and 256 MiB.
+func (f *fleet) image(name string) {
+	f.t.Helper()
+	f.do(KindCreateImage, CreateImage{Image: api.ImageRequest{Name: name, Path: "sim:?" + name, HasAgent: true, VCPUs: 1, MemoryMiB: 256}})
+}
+
+// pool adds a pool of the image; tenant is empty for a shared one.
+func (f *fleet) pool(name, tenant, image string, minReady int) {
+	f.t.Helper()
+	f.do(KindCreatePool, CreatePool{Tenant: tenant, Request: api.PoolRequest{Name: name, Image: image, MinReady: &minReady}})
+}
+
+// fill places spares of the ids on the node; all must find their place.
+func (f *fleet) fill(pool, node string, ids ...string) {
+	f.t.Helper()
+	c := FillPool{Pool: pool}
+	for _, id := range ids {
+		c.Spares = append(c.Spares, Spare{ID: id, Name: "warm-" + pool + "-" + id, Candidates: []string{node}})
+	}
+	if placed := f.do(KindFillPool, c).Value.([]string); len(placed) != len(ids) {
+		f.t.Fatalf("got %v, want all of %v placed", placed, ids)
+	}
+}
+
+// report says that the node confirmed all orders for the VM and shows it in the state.
+func (f *fleet) report(id string, state api.VMState) {
+	f.t.Helper()
+	v := f.vm(id)
+	f.do(KindReportVMs, ReportVMs{Reports: []VMReport{{ID: id, Node: v.Node, Told: v.Order, State: state, Agent: state == api.StateRunning}}})
+}
+
+// ready fills the pool with spares that are ready, in the order given.
+func (f *fleet) ready(pool, node string, ids ...string) {
+	f.t.Helper()
+	f.fill(pool, node, ids...)
+	for _, id := range ids {
+		f.report(id, api.StateRunning)
+	}
+}
+
+// launch sends a launch under the key, or without one if that is empty.
+func (f *fleet) launch(id, key string, l Launch, candidates ...string) Result {
+	f.t.Helper()
+	var op *Op
+	if key != "" {
+		op = &Op{Scope: l.Tenant, Key: key, Digest: digest(l)}
+	}
+	return f.send(KindLaunchVM, op, LaunchVM{ID: id, Launch: l, Candidates: candidates})
+}
+
+// launched is the operation of a launch that must not be refused.
+func (f *fleet) launched(id, key string, l Launch, candidates ...string) *Operation {
+	f.t.Helper()
+	return f.done(f.launch(id, key, l, candidates...)).Value.(*Operation)
+}
+
+// digest stands for the one of method, path and body.
+func digest(body any) string {
+	raw, err := json.Marshal(body)
+	if err != nil {
+		panic(err) // a body of a test always encodes
+	}
+	return string(raw)
 }
 
 func (f *fleet) snapshot() []byte {
+	f.t.Helper()
+	return snapshot(f.t, f.view())
+}
+
+func snapshot(t tb, v View) []byte {
+	t.Helper()
 	var b bytes.Buffer
-	if _, err := f.state.View().WriteTo(&b); err != nil {
-		f.t.Fatal(err)
+	n, err := v.WriteTo(&b)
+	if err != nil || n != int64(b.Len()) {
+		t.Fatalf("got %d bytes, %d counted, and %v", b.Len(), n, err)
 	}
 	return b.Bytes()
 }
 
-func TestClaimTakesOldestReady(t *testing.T) {
-	f := newFleet(t)
-	f.node("n1")
-	f.do(KindCreateImage, CreateImage{Image: api.ImageRequest{Name: "img", Path: "sim:", HasAgent: true, VCPUs: 1, MemoryMiB: 256}})
-	f.do(KindCreatePool, CreatePool{Request: api.PoolRequest{Name: "p", Image: "img", MinReady: new(2)}})
-	f.do(KindFillPool, FillPool{Pool: "p", Spares: []Spare{{"a", "warm-p-1", []string{"n1"}}, {"b", "warm-p-2", []string{"n1"}}}})
-	for _, id := range []string{"b", "a"} {
-		f.do(KindReportVMs, ReportVMs{Reports: []VMReport{{ID: id, Node: "n1", Told: f.state.View().VM(id).Order, State: api.StateRunning, Agent: true}}})
+// difference names the first row that two views do not share, but for time and index, which even a refusal moves on.
+// Rows are never changed in place, so what did not change is the very same row.
+func difference(t tb, before, after View) string {
+	t.Helper()
+	was, is := before.Meta(), after.Meta()
+	was.Now, was.Index = is.Now, is.Index
+	if was != is {
+		return fmt.Sprintf("%+v to %+v", was, is)
 	}
-	launch := LaunchVM{ID: "c", Launch: Launch{Name: "build", Image: "img"}, Candidates: []string{"n1"}}
-	op := &Op{Key: "k", Digest: "d"}
-	r := f.send(KindLaunchVM, op, launch)
-	if r.Err != nil || r.Value.(*Operation).Ref != "b" || !r.Value.(*Operation).Warm {
-		t.Fatalf("got %+v, want a claim of b, which was ready first", r)
+	for _, table := range slices.Sorted(maps.Keys(schema().Tables)) {
+		a, err1 := before.txn.Get(table, "id")
+		b, err2 := after.txn.Get(table, "id")
+		if err1 != nil || err2 != nil {
+			t.Fatal(err1, err2)
+		}
+		for x := any(nil); table != tableMeta; {
+			y := b.Next()
+			if x = a.Next(); x != y {
+				return fmt.Sprintf("%s %+v to %+v", table, x, y)
+			}
+			if x == nil {
+				break
+			}
+		}
 	}
-	if again := f.send(KindLaunchVM, op, launch); !again.Replayed || again.Value.(*Operation).Ref != "b" {
-		t.Fatalf("got %+v, want the same claim replayed", again)
-	}
-	if other := f.send(KindLaunchVM, &Op{Key: "k", Digest: "e"}, launch); other.Err == nil || other.Err.Code != api.CodeKeyReused {
-		t.Fatalf("got %+v, want key_reused", other)
-	}
-	f.do(KindFailHandOver, FailHandOver{ID: "b", NewID: "d", Refusal: "404", Candidates: []string{"n1"}})
-	if vm := f.state.View().VMNamed("", "build"); vm == nil || vm.ID != "d" || vm.ColdReason != "rename_failed" {
-		t.Fatalf("got %+v, want the launch as VM d", vm)
-	}
-	first := f.snapshot()
-	other := New()
-	if err := other.Restore(bytes.NewReader(first)); err != nil {
+	return ""
+}
+
+// restored is a new state made from a snapshot.
+func restored(t tb, raw []byte) *State {
+	t.Helper()
+	s := New()
+	if err := s.Restore(bytes.NewReader(raw)); err != nil {
 		t.Fatal(err)
 	}
-	var b bytes.Buffer
-	if _, err := other.View().WriteTo(&b); err != nil || !bytes.Equal(b.Bytes(), first) {
-		t.Fatalf("a restored state differs (%v)", err)
+	if err := s.View().Check(); err != nil {
+		t.Fatalf("after a restore: %v", err)
 	}
-	if err := other.View().Check(); err != nil {
-		t.Fatal(err)
+	return s
+}
+
+// activities counts the entries of the actor, action and outcome.
+func (f *fleet) activities(actor, action, outcome string) (n int) {
+	for a := range f.view().Activities(0) {
+		if a.Actor == actor && a.Action == action && a.Outcome == outcome {
+			n++
+		}
 	}
+	return n
+}
+
+var _ tb = testing.TB(nil)
+
+// health is what central thinks of a host from now on.
+func (f *fleet) health(node string, state api.NodeState) {
+	f.t.Helper()
+	f.do(KindNodeHealth, NodeHealth{Changes: []NodeChange{{Name: node, State: state, ConfirmedAt: f.now}}})
 }

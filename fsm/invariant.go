@@ -65,8 +65,10 @@ func (v View) checkVM(vm *VM) error {
 		return fmt.Errorf("is a live spare of pool %s, which is not there", vm.Pool)
 	case vm.HandOver && (vm.ClaimedFrom == "" || vm.Launch == nil):
 		return fmt.Errorf("is handed over without a claim or without what to boot instead")
-	case !vm.HandOver && vm.Launch != nil:
-		return fmt.Errorf("keeps its launch without a hand-over")
+	case !vm.HandOver && vm.Launch != nil && (vm.Told != 0 || !vm.Live()):
+		return fmt.Errorf("keeps its launch, and its node has it")
+	case vm.State == api.StatePlaced && vm.Told == 0 && !vm.Warm && vm.Launch == nil:
+		return fmt.Errorf("has forgotten its launch before a node has it")
 	case vm.Told > vm.Order:
 		return fmt.Errorf("its node confirmed order %d, and the last was %d", vm.Told, vm.Order)
 	case vm.SpareSince != 0 && vm.RunningAt == 0:
@@ -103,6 +105,11 @@ func (v View) checkPool(p *Pool) error {
 		return fmt.Errorf("keeps %d ready of %d in all", p.MinReady, p.MaxTotal)
 	case !p.MaxTotalSet && p.MaxTotal != maxTotalFor(p.MinReady):
 		return fmt.Errorf("max_total %d does not follow min_ready %d", p.MaxTotal, p.MinReady)
+	}
+	for s := range from[ClaimStat](v, tableClaims, "id", text(p.Name)) {
+		if s.Pool == p.Name && (s.Claims < 0 || s.Timed < 0) {
+			return fmt.Errorf("counts %d claims and %d timed ones in minute %d", s.Claims, s.Timed, s.Minute)
+		}
 	}
 	ready := true
 	for s := range v.Spares(p.Name) {

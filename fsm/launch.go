@@ -199,7 +199,7 @@ func (t *tx) launchVM(c LaunchVM) (any, error) {
 	}
 	if plan.Claim != nil {
 		t.claim(plan, l)
-	} else if err := t.bootNew(plan, c.ID, l, plan.ColdReason); err != nil {
+	} else if _, err := t.bootNew(plan, c.ID, l, plan.ColdReason, t.deadline(l)); err != nil {
 		return nil, err
 	}
 	t.log(t.env.Actor, "POST /fleet/vms", l.Name, l.Tenant, "ok", "vm_id", done.Ref, "node", done.Node, "pool", done.Pool)
@@ -221,10 +221,7 @@ func (t *tx) claim(plan Plan, l *Launch) {
 	row := *plan.Claim
 	row.Name, row.Tenant, row.Labels = l.Name, l.Tenant, l.Labels
 	row.Warm, row.ClaimedFrom, row.ClaimedAt = false, plan.Pool.Name, t.now
-	row.Reason = ""
-	if l.TTLSeconds > 0 {
-		row.ExpiresAt = t.now + api.Time(l.TTLSeconds*1000)
-	}
+	row.Reason, row.ExpiresAt = "", t.deadline(l)
 	row.HandOver, row.Order, row.Launch = true, t.index, l
 	t.bindKey(&row)
 	t.putVM(plan.Claim, &row)
@@ -232,6 +229,14 @@ func (t *tx) claim(plan Plan, l *Launch) {
 	p.LastClaimAt = t.now
 	t.putPool(&p, true)
 	t.claimed(p.Name)
+}
+
+// deadline is when a launch of this moment expires; zero without a TTL.
+func (t *tx) deadline(l *Launch) api.Time {
+	if l.TTLSeconds <= 0 {
+		return 0
+	}
+	return t.now + api.Time(l.TTLSeconds*1000)
 }
 
 // bindKey notes under which operation the VM was asked for, so that the key can follow or be freed.
@@ -243,20 +248,20 @@ func (t *tx) bindKey(row *VM) {
 }
 
 // bootNew places a new VM for the launch on the plan's node.
-func (t *tx) bootNew(plan Plan, id string, l *Launch, coldReason string) error {
+func (t *tx) bootNew(plan Plan, id string, l *Launch, coldReason string, deadline api.Time) (*VM, error) {
 	if t.VM(id) != nil {
-		return api.Errorf(api.CodeConflict, "there is a VM with the id %s already", id)
+		return nil, api.Errorf(api.CodeConflict, "there is a VM with the id %s already", id)
 	}
 	row := &VM{ID: id, Name: l.Name, Tenant: l.Tenant, Backend: plan.Node.Backend(l.Backend), Image: plan.Image.Name, ImagePath: plan.Image.Path, GuestOS: plan.GuestOS,
 		VCPUs: plan.VCPUs, MemoryMiB: plan.MemoryMiB, DiskGiB: plan.DiskGiB, NoAgent: !plan.Image.HasAgent, Labels: maps.Clone(l.Labels), CreatedAt: t.now,
-		Pool: l.Pool, ColdReason: coldReason, Reschedulable: l.Resched, Boot: l.Boot}
-	if l.TTLSeconds > 0 {
-		row.ExpiresAt = t.now + api.Time(l.TTLSeconds*1000)
-	}
+		ExpiresAt: deadline, Pool: l.Pool, ColdReason: coldReason, Reschedulable: l.Resched, Boot: l.Boot}
+	asked := *l
+	asked.Boot = nil // the row has it
+	row.Launch = &asked
 	t.bindKey(row)
 	t.place(row, plan.Node)
 	t.putVM(nil, row)
-	return nil
+	return row, nil
 }
 
 // moveVM gives a VM that its host refused to the next candidate, or ends it. Its value is the *VM, or a refusal in
@@ -266,14 +271,17 @@ func (t *tx) moveVM(c MoveVM) (any, error) {
 	if have == nil || have.Node != c.From || have.State != api.StatePlaced || have.Told != 0 {
 		return Moved{VM: have}, nil // it has moved on, or its end was asked for
 	}
-	row := *have
+	row, backend := *have, ""
+	if have.Launch != nil { // a spare takes any
+		backend = have.Launch.Backend
+	}
 	row.Tried = append(slices.Clone(have.Tried), c.From)
-	node := t.firstFit(c.Candidates, row.Tried, row.GuestOS, row.backendAsked(t.Node(c.From)), row.VCPUs, row.MemoryMiB)
+	node := t.firstFit(c.Candidates, row.Tried, row.GuestOS, backend, row.VCPUs, row.MemoryMiB)
 	if node != nil {
-		row.Backend = node.Backend(row.backendAsked(t.Node(c.From)))
+		row.Backend = node.Backend(backend)
 		t.place(&row, node)
 		t.putVM(have, &row)
-		if op := t.Operation(row.Scope, row.Key); op != nil && op.Ref == row.ID {
+		if op := t.operationOf(&row); op != nil {
 			moved := *op
 			moved.Node = node.Name
 			t.insert(tableOp, &moved)
@@ -281,14 +289,6 @@ func (t *tx) moveVM(c MoveVM) (any, error) {
 		return Moved{VM: &row}, nil
 	}
 	return Moved{Ended: t.giveUp(have, c.Refusal, c.Reasons)}, nil
-}
-
-// backendAsked is the backend a VM was asked to have; one that merely is its host's default is none.
-func (v *VM) backendAsked(host *Node) string {
-	if host != nil && host.Backend("") == v.Backend {
-		return ""
-	}
-	return v.Backend
 }
 
 // Moved is what became of a VM that a host refused, or whose hand-over failed.
@@ -304,7 +304,7 @@ func (t *tx) giveUp(v *VM, refusal string, reasons map[string]int) *api.Error {
 		t.spareFailed(v.Pool, api.WaitNoCapacity, or(refusal, "no host takes the VM"))
 		return noCapacity(reasons)
 	}
-	t.forget(v.Scope, v.Key)
+	t.forget(v)
 	t.log("central", "end", v.Name, v.Tenant, "failed", "vm_id", v.ID, "reason", refusal)
 	e := noCapacity(reasons)
 	if refusal != "" {
@@ -321,15 +321,16 @@ func (t *tx) failHandOver(c FailHandOver) (any, error) {
 		return Moved{VM: have}, nil // confirmed or ended meanwhile
 	}
 	l := *have.Launch
+	l.Name, l.Labels = have.Name, have.Labels // a PATCH may have come since
 	pool := have.ClaimedFrom
 	spare := *have
 	spare.Tenant, spare.ClaimedFrom, spare.ClaimedAt, spare.ExpiresAt = "", "", 0, 0
-	if p := t.Pool(pool); p != nil {
+	if p := t.claimedFrom(have); p != nil {
 		spare.Tenant = p.Tenant
-		t.stat(pool, have.ClaimedAt, func(s *ClaimStat) { s.Claims-- })
+		t.amend(pool, have.ClaimedAt, func(s *ClaimStat) { s.Claims = max(s.Claims-1, 0) })
 	}
-	spare.Scope, spare.Key, spare.Launch, spare.HandOver = "", "", nil, false
-	spare.State, spare.Reason, spare.Order = api.StateDeleting, "its node could not hand it over: "+c.Refusal, t.index
+	spare.Scope, spare.Key = "", ""
+	spare.end(t.index, "its node could not hand it over: "+c.Refusal)
 	t.putVM(have, &spare)
 	t.log("warm-pool", "hand-over", l.Name, l.Tenant, "failed", "pool", pool, "vm_id", have.ID, "reason", c.Refusal)
 	plan, err := t.Resolve(&l)
@@ -337,20 +338,21 @@ func (t *tx) failHandOver(c FailHandOver) (any, error) {
 		plan.Node = t.firstFit(c.Candidates, nil, plan.GuestOS, l.Backend, plan.VCPUs, plan.MemoryMiB)
 	}
 	if err != nil || plan.Node == nil {
-		t.forget(have.Scope, have.Key)
+		t.forget(have)
 		return Moved{Ended: noCapacity(c.Reasons)}, nil
 	}
-	t.env.Op = nil // the key is bound already; it follows to the new VM
-	if err := t.bootNew(plan, c.NewID, &l, "rename_failed"); err != nil {
+	t.env.Op = nil
+	if have.Key != "" { // it follows to the new VM
+		t.env.Op = &Op{Scope: have.Scope, Key: have.Key}
+	}
+	row, err := t.bootNew(plan, c.NewID, &l, "rename_failed", have.ExpiresAt)
+	if err != nil {
 		return nil, err
 	}
-	row := *t.VM(c.NewID)
-	row.Scope, row.Key = have.Scope, have.Key
-	t.insert(tableVM, &row)
-	if op := t.Operation(have.Scope, have.Key); op != nil {
+	if op := t.operationOf(have); op != nil {
 		moved := *op
 		moved.Ref, moved.Node, moved.Warm, moved.Pool, moved.ColdReason, moved.ClaimMS = row.ID, row.Node, false, "", "rename_failed", 0
 		t.insert(tableOp, &moved)
 	}
-	return Moved{VM: &row}, nil
+	return Moved{VM: row}, nil
 }

@@ -82,11 +82,14 @@ func equal(a, b []string) bool {
 // putNode stores a node, with a new version and an event if it shows.
 func (t *tx) putNode(row *Node) {
 	row.Version = t.index
-	action := ActionChanged
-	if t.Node(row.Name) == nil {
+	action, have := ActionChanged, t.Node(row.Name)
+	if have == nil {
 		action = ActionCreated
 	}
 	t.insert(tableNode, row)
+	if have != nil && have.CPUOvercommit != row.CPUOvercommit {
+		t.recount(row)
+	}
 	t.event(EventNode, action, "", row)
 }
 

@@ -1,6 +1,10 @@
 package fsm
 
-import "github.com/fluxvm/fluxvm/pkg/api"
+import (
+	"slices"
+
+	"github.com/fluxvm/fluxvm/pkg/api"
+)
 
 // How long a key is remembered, in FSM time, and how many at most.
 const (
@@ -43,9 +47,11 @@ func (t *tx) remember(op Operation) (*Operation, error) {
 		}
 		stale = append(stale, old)
 	}
+	if old := t.Operation(o.Scope, o.Key); old != nil && !slices.Contains(stale, old) {
+		stale = append(stale, old) // expired, or repeated would have found it
+	}
 	for _, old := range stale {
-		t.remove(tableOp, old)
-		t.ops(-1)
+		t.expire(old)
 	}
 	if t.meta.Operations >= maxOperations {
 		return nil, api.Errorf(api.CodeUnavailable, "too many requests carry keys of the last 24 hours; try again later")
@@ -56,9 +62,28 @@ func (t *tx) remember(op Operation) (*Operation, error) {
 	return &op, nil
 }
 
-// forget frees a key whose request came to nothing after all, so that a repeat may try again.
-func (t *tx) forget(scope, key string) {
-	if op := t.Operation(scope, key); op != nil {
+// expire drops an operation whose time is over. The key may name another request from now on, so the VM lets go of it.
+func (t *tx) expire(op *Operation) {
+	t.remove(tableOp, op)
+	t.ops(-1)
+	if v := t.VM(op.Ref); v != nil && v.Key == op.Key && v.Scope == op.Scope {
+		row := *v
+		row.Scope, row.Key = "", ""
+		t.putVM(v, &row)
+	}
+}
+
+// operationOf is the keyed request that a VM came from, nil if there was none or its time is over.
+func (t *tx) operationOf(v *VM) *Operation {
+	if op := t.Operation(v.Scope, v.Key); op != nil && op.Ref == v.ID {
+		return op
+	}
+	return nil
+}
+
+// forget frees the key of a VM whose request came to nothing after all, so that a repeat may try again.
+func (t *tx) forget(v *VM) {
+	if op := t.operationOf(v); op != nil {
 		t.remove(tableOp, op)
 		t.ops(-1)
 	}

@@ -328,19 +328,32 @@ func (t *tx) spareReady(pool string) {
 
 // claimed counts a claim in the minute of now.
 func (t *tx) claimed(pool string) {
-	t.stat(pool, t.now, func(s *ClaimStat) { s.Claims++ })
+	if t.amend(pool, t.now, func(s *ClaimStat) { s.Claims++ }) {
+		return
+	}
+	minute := int64(t.now) / 60_000
+	t.dropOldStats(pool, minute)
+	t.insert(tableClaims, &ClaimStat{Pool: pool, Minute: minute, Claims: 1})
 }
 
-func (t *tx) stat(pool string, at api.Time, change func(*ClaimStat)) {
-	minute := int64(at) / 60_000
-	row := ClaimStat{Pool: pool, Minute: minute}
-	if have := find[ClaimStat](t.View, tableClaims, "id", number(text(pool), uint64(minute))); have != nil {
-		row = *have
-	} else {
-		t.dropOldStats(pool, minute)
+// claimedFrom is the pool that a VM was taken from; nil when it is gone, also if a later one has its name.
+func (t *tx) claimedFrom(v *VM) *Pool {
+	if p := t.Pool(v.ClaimedFrom); p != nil && p.CreatedAt <= v.ClaimedAt {
+		return p
 	}
+	return nil
+}
+
+// amend changes the count of the minute of a claim, if it is still kept.
+func (t *tx) amend(pool string, at api.Time, change func(*ClaimStat)) bool {
+	have := find[ClaimStat](t.View, tableClaims, "id", number(text(pool), uint64(int64(at)/60_000)))
+	if have == nil {
+		return false
+	}
+	row := *have
 	change(&row)
 	t.insert(tableClaims, &row)
+	return true
 }
 
 // dropOldStats removes a pool's counts of more than a day ago.

@@ -155,7 +155,8 @@ type VM struct {
 	Placed   uint64   `json:"placed_term"`         // the leader's term when it got its present node
 	HandOver bool     `json:"hand_over,omitempty"` // claimed, and the node has not confirmed it
 	Tried    []string `json:"tried,omitempty"`     // nodes that refused it
-	Launch   *Launch  `json:"launch,omitempty"`    // what to boot instead, while HandOver
+	Down     bool     `json:"down,omitempty"`      // it was down already when its end was asked for
+	Launch   *Launch  `json:"launch,omitempty"`    // what was asked, until a node has it: it may have to boot elsewhere
 	Boot     *Boot    `json:"boot,omitempty"`      // what the create order carries beyond the columns above
 	Scope    string   `json:"scope,omitempty"`     // of the operation that asked for it
 	Key      string   `json:"key,omitempty"`
@@ -176,11 +177,22 @@ func (v *VM) NeedsOrder() bool {
 }
 
 // takesMemory says that the VM uses its host's memory, or may at any moment.
-func (v *VM) takesMemory() bool { return v.State != api.StateFailed && v.State != api.StateLost }
+func (v *VM) takesMemory() bool {
+	return v.State != api.StateFailed && v.State != api.StateLost && !v.Down
+}
 
 // isMacOS counts toward the two per Mac.
-func (v *VM) isMacOS() bool {
-	return v.GuestOS == api.GuestMacOS && v.State != api.StateFailed && v.State != api.StateLost && v.State != api.StateStopped
+func (v *VM) isMacOS() bool { return v.GuestOS == api.GuestMacOS && !v.isDown() }
+
+// isDown says that the VM does not run. Deleting one that does not must not make it count again.
+func (v *VM) isDown() bool {
+	return v.State == api.StateFailed || v.State == api.StateLost || v.State == api.StateStopped || v.Down
+}
+
+// end makes the row that of a VM whose end was asked for at the index.
+func (v *VM) end(index uint64, reason string) {
+	v.Down = v.isDown()
+	v.State, v.Reason, v.Order, v.HandOver, v.Launch = api.StateDeleting, reason, index, false, nil
 }
 
 // isBooting says that the host is busy starting it.

@@ -151,6 +151,9 @@ func read(r io.Reader) (*generation, uint64, error) {
 			if string(raw) != hex.EncodeToString(before) {
 				return nil, 0, errors.New("the checksum at its end does not match: the snapshot is damaged")
 			}
+			if _, err := in.ReadByte(); !errors.Is(err, io.EOF) {
+				return nil, 0, errors.New("more follows its checksum: the snapshot is damaged")
+			}
 			break
 		}
 		if err := t.readRow(readers, raw); err != nil {

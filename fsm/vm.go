@@ -54,6 +54,17 @@ func (t *tx) use(v *VM, sign int) {
 	t.insert(tableUse, &u)
 }
 
+// recount adds up anew what a node holds, for its overcommit weighs macOS guests.
+func (t *tx) recount(n *Node) {
+	u := Use{Node: n.Name}
+	for v := range t.VMsOn(n.Name) {
+		addUse(&u, v, +1, max(n.CPUOvercommit, 1))
+	}
+	if u.VMs > 0 {
+		t.insert(tableUse, &u)
+	}
+}
+
 func addUse(u *Use, v *VM, sign, overcommit int) {
 	u.VMs += sign
 	if v.isMacOS() {
@@ -78,7 +89,7 @@ func (t *tx) endVM(v *VM, reason string) {
 		return
 	}
 	row := *v
-	row.State, row.Reason, row.Order, row.HandOver, row.Launch = api.StateDeleting, reason, t.index, false, nil
+	row.end(t.index, reason)
 	t.putVM(v, &row)
 }
 
@@ -166,7 +177,7 @@ func (t *tx) report(r *VMReport) {
 		return
 	}
 	row := *have
-	if r.Told > row.Told {
+	if r.Told > row.Told && r.Told <= row.Order { // an order that never was cannot be confirmed
 		row.Told = r.Told
 		if !row.Reschedulable {
 			row.Boot = nil
@@ -178,6 +189,9 @@ func (t *tx) report(r *VMReport) {
 			t.handedOver(&row, *r.ClaimMS)
 		}
 	}
+	if row.Told != 0 && !row.HandOver {
+		row.Launch = nil
+	}
 	if r.IP != "" {
 		row.IP = r.IP
 	}
@@ -188,9 +202,14 @@ func (t *tx) report(r *VMReport) {
 	t.spareNews(have, &row)
 }
 
-// observe takes over what the node says of a VM that is wanted.
+// observe takes over what the node says of a VM that is wanted. The other states are not the node's to say.
 func (t *tx) observe(row *VM, r *VMReport) {
-	row.State, row.Reason = r.State, r.Reason
+	switch r.State {
+	case api.StateBooting, api.StateRunning, api.StateStopped, api.StatePaused, api.StateFailed:
+		row.State, row.Reason = r.State, r.Reason
+	default:
+		return
+	}
 	if r.State == api.StateRunning {
 		if row.RunningAt == 0 {
 			row.RunningAt = t.now
@@ -227,18 +246,22 @@ func or(text, otherwise string) string {
 
 // handedOver adds a confirmed hand-over to the pool's statistics and the operation's answer.
 func (t *tx) handedOver(v *VM, ms int64) {
-	if t.Pool(v.ClaimedFrom) != nil {
-		t.stat(v.ClaimedFrom, v.ClaimedAt, func(s *ClaimStat) { s.Timed++; s.SumMS += ms })
+	if t.claimedFrom(v) != nil {
+		t.amend(v.ClaimedFrom, v.ClaimedAt, func(s *ClaimStat) { s.Timed++; s.SumMS += ms })
 	}
-	if op := t.Operation(v.Scope, v.Key); op != nil && op.Ref == v.ID {
+	if op := t.operationOf(v); op != nil {
 		row := *op
 		row.ClaimMS = ms
 		t.insert(tableOp, &row)
 	}
 }
 
-// ended removes a VM that its node no longer has.
+// ended removes a VM that its node no longer has. One that is being handed over stays: its node will say that it
+// cannot, and its launch goes on as a new VM rather than end unseen.
 func (t *tx) ended(v *VM, r *VMReport) {
+	if v.HandOver {
+		return
+	}
 	t.putVM(v, nil)
 	if v.State == api.StateDeleting {
 		return

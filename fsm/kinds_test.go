@@ -1,0 +1,84 @@
+package fsm
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"reflect"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// bodies has an empty body for each kind.
+var bodies = map[Kind]any{
+	KindInitCluster: InitCluster{}, KindTick: Tick{}, KindCreateImage: CreateImage{}, KindPatchImage: PatchImage{}, KindDeleteImage: DeleteImage{},
+	KindRegisterNode: RegisterNode{}, KindPatchNode: PatchNode{}, KindDeleteNode: DeleteNode{}, KindNodeHealth: NodeHealth{}, KindCreateJoinToken: CreateJoinToken{},
+	KindCreatePool: CreatePool{}, KindPatchPool: PatchPool{}, KindDeletePool: DeletePool{}, KindRollPool: RollPool{}, KindFillPool: FillPool{},
+	KindLaunchVM: LaunchVM{}, KindMoveVM: MoveVM{}, KindFailHandOver: FailHandOver{}, KindReportVMs: ReportVMs{}, KindPatchVM: PatchVM{}, KindDeleteVMs: DeleteVMs{},
+}
+
+// kind is a constant of command.go.
+type kind struct {
+	name   string // without the prefix Kind
+	number Kind
+}
+
+// kinds reads the constants of type Kind from command.go, so that no list of a test can forget one.
+func kinds(t *testing.T) (all []kind) {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), "command.go", nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range file.Decls {
+		decl, ok := d.(*ast.GenDecl)
+		if !ok || decl.Tok != token.CONST {
+			continue
+		}
+		for _, s := range decl.Specs {
+			spec := s.(*ast.ValueSpec)
+			if of, ok := spec.Type.(*ast.Ident); !ok || of.Name != "Kind" {
+				continue
+			}
+			number, err := strconv.Atoi(spec.Values[0].(*ast.BasicLit).Value)
+			if err != nil {
+				t.Fatalf("%s has no plain number: %v", spec.Names[0].Name, err)
+			}
+			all = append(all, kind{strings.TrimPrefix(spec.Names[0].Name, "Kind"), Kind(number)})
+		}
+	}
+	if len(all) < 21 {
+		t.Fatalf("found %d kinds in command.go, which has more", len(all))
+	}
+	return all
+}
+
+func TestEachKindHasANumberOfItsOwnAndABodyOfItsName(t *testing.T) {
+	names := map[Kind]string{}
+	for i, k := range kinds(t) {
+		if other, taken := names[k.number]; taken {
+			t.Errorf("%s and %s have the number %d", other, k.name, k.number)
+		}
+		names[k.number] = k.name
+		if int(k.number) != i+1 {
+			t.Errorf("%s has the number %d, want %d: numbers only grow, and none is left out", k.name, k.number, i+1)
+		}
+		if body := bodies[k.number]; body == nil || reflect.TypeOf(body).Name() != k.name {
+			t.Errorf("the tests know kind %d by the body %T, want %s", k.number, body, k.name)
+		}
+	}
+}
+
+func TestEachKindHasACaseInApply(t *testing.T) {
+	for _, k := range kinds(t) {
+		f := empty(t)
+		raw, err := Encode(Envelope{Kind: k.number, Now: 1}, bodies[k.number])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.state.Apply(1, raw); err != nil {
+			t.Errorf("%s is not known: %v", k.name, err)
+		}
+	}
+}

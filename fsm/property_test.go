@@ -1,0 +1,327 @@
+package fsm
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"maps"
+	"math"
+	"reflect"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/fluxvm/fluxvm/pkg/api"
+)
+
+// TestRandomCommandsKeepTheInvariants applies random commands of every kind and compares each with a model. Then it
+// applies the same log again, once through a snapshot in its middle, and compares bytes.
+func TestRandomCommandsKeepTheInvariants(t *testing.T) {
+	deepen(t)
+	seen := map[string]int{}
+	rapid.Check(t, func(r *rapid.T) {
+		m := newModel(r, seen)
+		r.Repeat(m.actions())
+		m.finish()
+		m.compareReplays(rapid.IntRange(1, len(m.f.log)).Draw(r, "snapshot after"))
+	})
+	if t.Failed() || seen["commands"] < 3_000 {
+		return // a run cut short by flags proves nothing about its reach
+	}
+	for _, s := range slices.Sorted(maps.Keys(seen)) {
+		t.Logf("%6d %s", seen[s], s)
+	}
+	for _, k := range kinds(t) {
+		if seen[k.name] == 0 {
+			t.Errorf("no %s was carried out", k.name)
+		}
+	}
+	reach := []string{"claim", "claim of the tenant", "cold", "replay", "key reused", "key expired", "name taken", "no capacity", "moved", "hand-over moved", "spare placed",
+		"fill held back", "time back", "stale report", "macOS placed", "ready spare", "conflict"}
+	if seen["commands"] > 30_000 { // the rare ones
+		reach = append(reach, "claim by name", "replay after a move", "replay after a failed hand-over", "gave up", "hand-over ended", "macOS limit", "failed spare", "unknown VM", "pool deleted", "roll")
+	}
+	for _, want := range reach {
+		if seen[want] == 0 {
+			t.Errorf("the commands never led to: %s", want)
+		}
+	}
+}
+
+// deepen makes the sequences fewer, and long enough to fill a fleet, unless flags say otherwise.
+func deepen(t *testing.T) {
+	for name, value := range map[string]string{"rapid.steps": "150", "rapid.checks": "50"} {
+		f := flag.Lookup(name)
+		if f.Value.String() != f.DefValue {
+			continue
+		}
+		if err := f.Value.Set(value); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = f.Value.Set(f.DefValue) })
+	}
+}
+
+// asked is a keyed request that was carried out, and what a repeat of it must answer.
+type asked struct {
+	kind Kind
+	op   Op
+	body any
+	at   api.Time
+	want Operation
+	note string // what happened to it since
+}
+
+// model knows what callers were told. Everything else it reads from the state before and after a command.
+type model struct {
+	f      *fleet
+	r      *rapid.T
+	seen   map[string]int
+	count  int
+	holder map[string]string // VM id → the request that it was given to
+	asked  map[string]*asked // by scope and key
+	tokens []string          // hashes
+}
+
+var (
+	modelNodes   = []string{"n1", "n2", "mac-1", "mac-2"}
+	modelImages  = []string{"img", "mute", "mac"}
+	modelPools   = []string{"p", "q", "r", "m"}
+	modelNames   = []string{"b1", "b2", "b3", "b4", "b5", "b6", "b7", "b8", "b9"}
+	modelTenants = []string{"", "acme"}
+)
+
+func newModel(r *rapid.T, seen map[string]int) *model {
+	m := &model{f: newFleet(r), r: r, seen: seen, holder: map[string]string{}, asked: map[string]*asked{}}
+	m.repair(r)
+	return m
+}
+
+// actions are drawn evenly; what fills the fleet and moves VMs on is there more than once.
+func (m *model) actions() map[string]func(*rapid.T) {
+	all := map[string]func(*rapid.T){
+		"init": m.initCluster, "tick": m.tick, "image create": m.createImage, "image patch": m.patchImage, "image delete": m.deleteImage,
+		"node register": m.registerNode, "node patch": m.patchNode, "node delete": m.deleteNode, "node health": m.nodeHealth, "join token": m.joinToken,
+		"pool create": m.createPool, "pool patch": m.patchPool, "pool delete": m.deletePool, "pool roll": m.rollPool,
+		"move": m.move, "patch": m.patchVM, "delete": m.deleteVMs, "repeat": m.repeat, "other body": m.otherBody,
+	}
+	for i := range 3 {
+		all[fmt.Sprint("repair ", i)] = m.repair
+		all[fmt.Sprint("fail hand-over ", i)] = m.failHandOver
+	}
+	for i := range 4 {
+		all[fmt.Sprint("fill ", i)] = m.fillPool
+	}
+	for i := range 8 {
+		all[fmt.Sprint("launch ", i)] = m.launch
+		all[fmt.Sprint("report ", i)] = m.report
+	}
+	for name, action := range all {
+		all[name] = func(r *rapid.T) { m.r, m.f.t = r, r; action(r) }
+	}
+	return all
+}
+
+func (m *model) saw(what string) { m.seen[what]++ }
+
+// chance is true about once in n times; shrinking makes it false.
+func (m *model) chance(n int, what string) bool { return rapid.IntRange(0, n-1).Draw(m.r, what) == n-1 }
+
+func (m *model) pick(from []string, what string) string {
+	return rapid.SampledFrom(from).Draw(m.r, what)
+}
+
+func (m *model) next(prefix string) string { m.count++; return fmt.Sprintf("%s-%04d", prefix, m.count) }
+
+// send sends a command without a key.
+func (m *model) send(kind Kind, body any) (View, Result) {
+	before := m.f.view()
+	r := m.f.send(kind, nil, body)
+	m.note(kind, r)
+	return before, r
+}
+
+func (m *model) note(kind Kind, r Result) {
+	m.saw("commands")
+	switch {
+	case r.Err != nil && r.Err.Code == api.CodeConflict:
+		m.saw("conflict")
+	case r.Err == nil && !r.Replayed:
+		m.saw(kindName(kind))
+	}
+}
+
+// keyed sends a request, most times under a key. It holds the answer to the model and gives the state before it, and
+// whether the command itself was carried out or refused, rather than answered because of its key.
+func (m *model) keyed(kind Kind, scope string, request, body any) (View, Result, *Op, bool) {
+	if m.chance(4, "no key") {
+		before, r := m.send(kind, body)
+		return before, r, nil, true
+	}
+	op := &Op{Scope: scope, Key: m.next("key"), Digest: digest(request)}
+	if old := m.anyAsked(); old != nil && m.chance(5, "an old key") {
+		op.Scope, op.Key = old.op.Scope, old.op.Key
+		op.Digest += "!" // never the same request by accident
+	}
+	before, r, applied := m.under(kind, op, body)
+	return before, r, op, applied
+}
+
+// under sends a command under a key and holds the answer to what is known of the key.
+func (m *model) under(kind Kind, op *Op, body any) (View, Result, bool) {
+	before := m.f.view()
+	known := m.asked[op.Scope+"/"+op.Key]
+	r := m.f.send(kind, op, body)
+	m.note(kind, r)
+	if known != nil && m.f.view().Meta().Now-known.at >= keyLifeMS {
+		m.saw("key expired")
+		delete(m.asked, op.Scope+"/"+op.Key)
+		known = nil
+	}
+	switch {
+	case known == nil:
+		if r.Replayed || r.Err != nil && r.Err.Code == api.CodeKeyReused {
+			m.r.Fatalf("got %+v for key %s, which is new", r, op.Key)
+		}
+		return before, r, true
+	case known.op.Digest != op.Digest:
+		m.saw("key reused")
+		if r.Err == nil || r.Err.Code != api.CodeKeyReused {
+			m.r.Fatalf("got %+v for another request under key %s, want key_reused", r, op.Key)
+		}
+		return before, r, false
+	}
+	m.saw("replay")
+	m.saw("replay" + known.note)
+	if have, ok := r.Value.(*Operation); !r.Replayed || !ok || *have != known.want {
+		m.r.Fatalf("got %+v (%+v) for a repeat of key %s, want %+v", r, r.Value, op.Key, known.want)
+	}
+	return before, r, false
+}
+
+// remember keeps what a repeat of the key must answer.
+func (m *model) remember(kind Kind, op *Op, body any, want Operation) {
+	if op == nil {
+		return
+	}
+	now := m.f.view().Meta().Now
+	want.Scope, want.Key, want.Digest, want.At = op.Scope, op.Key, op.Digest, now
+	if have := m.f.view().Operation(op.Scope, op.Key); have == nil || *have != want {
+		m.r.Fatalf("key %s is kept as %+v, want %+v", op.Key, have, want)
+	}
+	m.asked[op.Scope+"/"+op.Key] = &asked{kind: kind, op: *op, body: body, at: now, want: want}
+}
+
+func (m *model) anyAsked() *asked {
+	if len(m.asked) == 0 {
+		return nil
+	}
+	return m.asked[m.pick(slices.Sorted(maps.Keys(m.asked)), "asked")]
+}
+
+// repeat sends a keyed request again, as a client would whose answer was lost.
+func (m *model) repeat(*rapid.T) { m.again("") }
+
+// otherBody sends another request of the same kind under a key that was used.
+func (m *model) otherBody(*rapid.T) { m.again("?") }
+
+// again makes new ids and candidates for an old request, as central does for each that comes in.
+func (m *model) again(more string) {
+	a := m.anyAsked()
+	if a == nil {
+		m.r.Skip()
+	}
+	op, body := a.op, a.body
+	op.Digest += more
+	switch c := body.(type) {
+	case LaunchVM:
+		c.ID, c.Candidates = m.next("vm"), m.candidates()
+		body = c
+	case CreateJoinToken:
+		c.Token.ID, c.Token.Hash = m.next("token"), m.next("hash")
+		body = c
+	}
+	if before, r, applied := m.under(a.kind, &op, body); applied {
+		m.carriedOut(before, r, a.kind, &op, body)
+	}
+}
+
+// carriedOut holds a keyed command to the model after its key turned out to be new.
+func (m *model) carriedOut(before View, r Result, kind Kind, op *Op, body any) {
+	switch c := body.(type) {
+	case LaunchVM:
+		m.launched(before, r, op, c)
+	case CreateImage:
+		m.kept(r, kind, op, body, c.Image.Name)
+	case CreatePool:
+		m.kept(r, kind, op, body, c.Request.Name)
+	case RollPool:
+		m.kept(r, kind, op, body, c.Name)
+	case PatchNode:
+		m.kept(r, kind, op, body, c.Name)
+	case CreateJoinToken:
+		m.kept(r, kind, op, body, c.Token.ID)
+	default:
+		m.r.Fatalf("a keyed command of type %T", body)
+	}
+}
+
+func (m *model) kept(r Result, kind Kind, op *Op, body any, ref string) {
+	if r.Err == nil {
+		m.remember(kind, op, body, Operation{Ref: ref})
+	}
+}
+
+// finish looks over what only shows at the end: every key still answers.
+func (m *model) finish() {
+	for _, k := range slices.Sorted(maps.Keys(m.asked)) {
+		if a := m.asked[k]; max(m.f.now+10, m.f.view().Meta().Now)-a.at < keyLifeMS {
+			m.under(a.kind, &a.op, a.body)
+		}
+	}
+	for v := range m.f.view().VMs("") {
+		if v.Live() && !v.Warm && m.holder[v.ID] == "" {
+			m.r.Fatalf("VM %s is nobody's", v.ID)
+		}
+	}
+}
+
+// compareReplays applies the log to a new state, and to one that takes a snapshot after the cut and goes on from it.
+func (m *model) compareReplays(cut int) {
+	again, want := New(), m.f.snapshot()
+	var half *State
+	for i, raw := range m.f.log {
+		for _, s := range []*State{again, half} {
+			if s == nil {
+				continue
+			}
+			if _, err := s.Apply(uint64(i+1), raw); err != nil {
+				m.r.Fatal(err)
+			}
+		}
+		if i+1 == cut {
+			half = restored(m.r, snapshot(m.r, again.View()))
+		}
+	}
+	if got := snapshot(m.r, again.View()); !bytes.Equal(got, want) {
+		m.r.Fatalf("the same log led to\n%s\nand to\n%s", want, got)
+	}
+	if got := snapshot(m.r, half.View()); !bytes.Equal(got, want) {
+		m.r.Fatalf("through a snapshot after command %d the log led to\n%s\nand without to\n%s", cut, got, want)
+	}
+	if err := half.View().Check(); err != nil {
+		m.r.Fatalf("through a snapshot after command %d: %v", cut, err)
+	}
+	was, _, ok1 := m.f.state.Events().After(0, 0, ringSize)
+	is, _, ok2 := again.Events().After(0, 0, ringSize)
+	if !ok1 || !ok2 || !reflect.DeepEqual(was, is) {
+		m.r.Fatalf("the same log led to %d other events than the first %d", len(is), len(was))
+	}
+	after, _, ok3 := half.Events().After(uint64(cut), math.MaxInt, ringSize)
+	if tail := slices.DeleteFunc(was, func(e Event) bool { return e.Index <= uint64(cut) }); !ok3 || len(after) != len(tail) {
+		m.r.Fatalf("after a snapshot at %d there are %d events, want %d", cut, len(after), len(tail))
+	}
+}
+
+func kindName(k Kind) string { return reflect.TypeOf(bodies[k]).Name() }

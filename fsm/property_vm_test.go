@@ -1,0 +1,393 @@
+package fsm
+
+import (
+	"slices"
+
+	"pgregory.net/rapid"
+
+	"github.com/fluxvm/fluxvm/pkg/api"
+)
+
+// What can happen to the model's VMs.
+
+func (m *model) launch(*rapid.T) {
+	l := Launch{Tenant: m.pick(modelTenants, "tenant"), Name: m.pick(modelNames, "name"), Image: m.pick([]string{"img", "img", "img", "mute", "mac", "mac", "sim:?img", "none"}, "image")}
+	if m.chance(3, "pool named") {
+		l.Pool = m.pick(modelPools, "pool")
+		if !m.chance(4, "image too") {
+			l.Image = ""
+		}
+	}
+	switch rapid.IntRange(0, 15).Draw(m.r, "more") {
+	case 6:
+		l.VCPUs, l.MemoryMiB = 2, 2048
+	case 7:
+		l.VCPUs = 3
+	case 8:
+		l.ColdField, l.Boot = "cloud_init", &Boot{CloudInit: &api.CloudInit{Hostname: "h"}}
+	case 9:
+		l.Selector = map[string]string{"mac": "yes"}
+	case 10:
+		l.Backend = "qemu"
+	case 11:
+		l.Node = m.pick(modelNodes, "node")
+	}
+	if m.chance(3, "ttl") {
+		l.TTLSeconds = 600
+	}
+	if m.chance(3, "labels") {
+		l.Labels = map[string]string{"job": m.next("j")}
+	}
+	c := LaunchVM{ID: m.next("vm"), Launch: l, Candidates: m.candidates(), Reasons: map[string]int{api.WhyLabel: 1}}
+	if m.chance(6, "a host that hands nothing out") {
+		c.NoHandOut = []string{m.pick(modelNodes, "no hand-out")}
+	}
+	if before, r, op, applied := m.keyed(KindLaunchVM, l.Tenant, l, c); applied {
+		m.launched(before, r, op, c)
+	}
+}
+
+// launched holds the outcome of a launch to what a second reading of the rules says.
+func (m *model) launched(before View, r Result, op *Op, c LaunchVM) {
+	l := c.Launch
+	if r.Err != nil {
+		m.refused(before, r.Err, c)
+		return
+	}
+	done := r.Value.(*Operation)
+	v := m.f.vm(done.Ref)
+	if v.Name != l.Name || v.Tenant != l.Tenant || v.Node != done.Node || before.VMNamed(l.Tenant, l.Name) != nil || done.Name != l.Name {
+		m.r.Fatalf("launch %+v led to %+v and VM %+v", l, done, v)
+	}
+	if want := m.f.view().Meta().Now + 600_000; l.TTLSeconds != 0 && v.ExpiresAt != want || l.TTLSeconds == 0 && v.ExpiresAt != 0 {
+		m.r.Fatalf("launch %+v expires at %s, want %s or never", l, v.ExpiresAt, want)
+	}
+	m.give(v.ID, requestOf(op, c.ID))
+	m.remember(KindLaunchVM, op, c, *done)
+	want := eligible(before, c)
+	if want == nil {
+		m.saw("cold")
+		if done.Warm || done.Pool != "" || done.Ref != c.ID || done.ColdReason == "" || v.ClaimedFrom != "" || v.Pool != l.Pool {
+			m.r.Fatalf("nothing was ready, and launch %+v led to %+v", l, done)
+		}
+		m.placed(before, v)
+		return
+	}
+	m.saw("claim")
+	if l.Pool != "" {
+		m.saw("claim by name")
+	}
+	if l.Tenant != "" {
+		m.saw("claim of the tenant")
+	}
+	if done.Ref != want.ID || !done.Warm || done.Pool != want.Pool || done.ColdReason != "" || v.Warm || !v.HandOver || !v.NeedsOrder() || v.ClaimedFrom != want.Pool || v.Node != want.Node {
+		m.r.Fatalf("launch %+v led to %+v with VM %+v, want spare %+v", l, done, v, want)
+	}
+}
+
+// eligible is the spare that a launch should take: the oldest ready one that may be handed out and is what was asked.
+func eligible(v View, c LaunchVM) (best *VM) {
+	l := c.Launch
+	if l.ColdField != "" {
+		return nil
+	}
+	for s := range v.VMs("") {
+		p, n := v.Pool(s.Pool), v.Node(s.Node)
+		if !s.Warm || s.State != api.StateRunning || s.SpareSince == 0 || p == nil || n == nil || p.Tenant != l.Tenant {
+			continue
+		}
+		if l.Pool != "" && l.Pool != p.Name || l.Pool == "" && v.Image(l.Image).Name != p.Image {
+			continue
+		}
+		if l.VCPUs != 0 && l.VCPUs != p.VCPUs || l.MemoryMiB != 0 && l.MemoryMiB != p.MemoryMiB || p.StaleUse == "never" && s.Image != p.Image {
+			continue
+		}
+		if n.State != api.NodeHealthy || !n.Rename || n.Draining || slices.Contains(c.NoHandOut, n.Name) {
+			continue
+		}
+		if l.Node != "" && l.Node != n.Name || l.Selector["mac"] == "yes" && n.Labels["mac"] != "yes" || l.Backend != "" && l.Backend != s.Backend {
+			continue
+		}
+		if best == nil || s.SpareSince < best.SpareSince || s.SpareSince == best.SpareSince && s.ID < best.ID {
+			best = s
+		}
+	}
+	return best
+}
+
+func (m *model) refused(before View, e *api.Error, c LaunchVM) {
+	l := c.Launch
+	switch e.Code {
+	case api.CodeNameTaken:
+		m.saw("name taken")
+		if before.VMNamed(l.Tenant, l.Name) == nil {
+			m.r.Fatalf("launch %+v: %v, and nobody has it", l, e)
+		}
+	case api.CodeNoCapacity:
+		m.saw("no capacity")
+		if s := eligible(before, c); s != nil {
+			m.r.Fatalf("launch %+v: %v, and spare %+v is ready", l, e, s)
+		}
+		plan, err := before.Resolve(&l)
+		if err != nil {
+			m.r.Fatal(err)
+		}
+		for _, name := range c.Candidates {
+			if n := before.Node(name); n != nil {
+				why := before.Fit(n, plan.GuestOS, l.Backend, plan.VCPUs, plan.MemoryMiB)
+				if why == "" {
+					m.r.Fatalf("launch %+v: %v, and it fits on %s", l, e, name)
+				}
+				if why == api.WhyMacOSLimit {
+					m.saw("macOS limit")
+				}
+			}
+		}
+	case api.CodeNotFound:
+		if p := before.Pool(l.Pool); p != nil && p.Tenant == l.Tenant {
+			m.r.Fatalf("launch %+v: %v, and it is there", l, e)
+		}
+	case api.CodeInvalid:
+		if e.Field == "" {
+			m.r.Fatalf("launch %+v: %v names no field", l, e)
+		}
+	default:
+		m.r.Fatalf("launch %+v: %v", l, e)
+	}
+}
+
+// requestOf names a request; one without a key has the id that was made for it.
+func requestOf(op *Op, id string) string {
+	if op == nil {
+		return id
+	}
+	return op.Scope + "/" + op.Key + "/" + id // a key is free again after a day, and then names another request
+}
+
+// give notes who was told of a VM. No VM may be anyone else's, ever.
+func (m *model) give(id, request string) {
+	if other := m.holder[id]; other != "" && other != request {
+		m.r.Fatalf("VM %s was given to %s and to %s", id, other, request)
+	}
+	m.holder[id] = request
+}
+
+// keyOf is the request that a VM belongs to by its key, if a repeat would still find it.
+func (m *model) keyOf(v *VM) *asked {
+	if v.Key == "" {
+		return nil
+	}
+	a := m.asked[v.Scope+"/"+v.Key]
+	if a == nil || a.want.Ref != v.ID {
+		return nil
+	}
+	return a
+}
+
+func (m *model) move(*rapid.T) {
+	v := m.anyVM(func(v *VM) bool { return v.State == api.StatePlaced || v.ID[len(v.ID)-1] == '7' })
+	c := MoveVM{ID: v.ID, From: v.Node, Refusal: "host full", Candidates: m.candidates(), Reasons: map[string]int{api.WhyCPU: 1}}
+	if m.chance(6, "late") {
+		c.From = m.pick(modelNodes, "from")
+	}
+	key := m.keyOf(v)
+	before, r := m.send(KindMoveVM, c)
+	moved := r.Value.(Moved)
+	switch {
+	case c.From != v.Node || v.State != api.StatePlaced || v.Told != 0:
+		if moved.VM != before.VM(v.ID) || m.f.vm(v.ID) != v || moved.Ended != nil {
+			m.r.Fatalf("VM %+v has moved on, and got %+v", v, moved)
+		}
+	case moved.Ended != nil:
+		m.saw("gave up")
+		if m.f.view().VM(v.ID) != nil || moved.Ended.Code != api.CodeNoCapacity {
+			m.r.Fatalf("VM %s ended with %+v", v.ID, moved.Ended)
+		}
+		if key != nil {
+			delete(m.asked, key.op.Scope+"/"+key.op.Key)
+		}
+	default:
+		m.saw("moved")
+		m.placed(before, moved.VM)
+		if moved.VM.ID != v.ID || moved.VM.Node == v.Node || moved.VM.Name != v.Name || moved.VM.ExpiresAt != v.ExpiresAt || m.f.vm(v.ID) != moved.VM {
+			m.r.Fatalf("VM %+v moved as %+v", v, moved.VM)
+		}
+		if key != nil {
+			key.want.Node, key.note = moved.VM.Node, " after a move"
+		}
+	}
+}
+
+func (m *model) failHandOver(*rapid.T) {
+	v := m.anyVM(func(v *VM) bool { return v.HandOver || v.ClaimedFrom != "" && v.ID[len(v.ID)-1] == '3' })
+	c := FailHandOver{ID: v.ID, NewID: m.next("vm"), Refusal: "404", Candidates: m.candidates()}
+	if m.chance(4, "no other host") {
+		c.Candidates = nil
+	}
+	key := m.keyOf(v)
+	before, r := m.send(KindFailHandOver, c)
+	if r.Err != nil {
+		m.r.Fatalf("hand-over of %+v: %v", v, r.Err)
+	}
+	moved := r.Value.(Moved)
+	if !v.HandOver {
+		if m.f.vm(v.ID) != v || moved.VM != v || m.f.view().VM(c.NewID) != nil {
+			m.r.Fatalf("VM %+v was handed over, and got %+v", v, moved)
+		}
+		return
+	}
+	if spare := m.f.vm(v.ID); spare.Live() || spare.HandOver || spare.Key != "" || spare.ClaimedFrom != "" || !spare.NeedsOrder() {
+		m.r.Fatalf("a broken spare is left as %+v", spare)
+	}
+	if moved.Ended != nil {
+		m.saw("hand-over ended")
+		if key != nil {
+			delete(m.asked, key.op.Scope+"/"+key.op.Key)
+		}
+		return
+	}
+	m.saw("hand-over moved")
+	n := moved.VM
+	m.placed(before, n)
+	if n.ID != c.NewID || n.Name != v.Name || n.Tenant != v.Tenant || n.ExpiresAt != v.ExpiresAt || n.Key != v.Key || n.ColdReason != "rename_failed" || len(n.Labels) != len(v.Labels) {
+		m.r.Fatalf("the launch of %+v goes on as %+v", v, n)
+	}
+	m.give(n.ID, m.holder[v.ID])
+	if key != nil {
+		w := &key.want
+		w.Ref, w.Node, w.Warm, w.Pool, w.ColdReason, w.ClaimMS = n.ID, n.Node, false, "", "rename_failed", 0
+		key.note = " after a failed hand-over"
+	}
+}
+
+// report brings news of some VMs, most times what an orderly boot brings, else anything a node can say, also late,
+// of VMs that are elsewhere, or of none that is known.
+func (m *model) report(*rapid.T) {
+	var c ReportVMs
+	for range rapid.IntRange(1, 4).Draw(m.r, "reports") {
+		v := m.anyVM(func(v *VM) bool { return c.Reports == nil || v.NeedsOrder() || v.State == api.StateBooting })
+		r := VMReport{ID: v.ID, Node: v.Node, Told: v.Order, State: api.StateRunning, Agent: true, IP: "10.0.0.1"}
+		if v.State == api.StateDeleting {
+			r.State = api.StateGone
+		}
+		switch rapid.IntRange(0, 13).Draw(m.r, "news") {
+		case 5:
+			r.State, r.Agent = rapid.SampledFrom([]api.VMState{api.StateBooting, api.StateStopped, api.StatePaused, api.StateFailed, api.StateDeleting}).Draw(m.r, "state"), false
+		case 6:
+			r.State, r.Reason = api.StateGone, "it ended"
+		case 7:
+			r.Agent = false
+		case 8: // an order before, or one that never was
+			r.Told = uint64(rapid.Int64Range(0, int64(v.Order)+3).Draw(m.r, "told"))
+		case 9:
+			r.Node = m.pick(modelNodes, "node")
+		case 10:
+			r.State, r.Agent = "", false
+		case 11:
+			r.ID = "stranger"
+		case 12:
+			r.State, r.Agent, r.Reason = api.StateFailed, false, "no kernel"
+		}
+		if m.chance(2, "claim time") {
+			r.ClaimMS = new(int64(900))
+		}
+		if m.thirdMacOS(v, r) {
+			r.State = "" // the host itself starts no third one
+		}
+		c.Reports = append(c.Reports, r)
+	}
+	before, _ := m.send(KindReportVMs, c)
+	for _, r := range c.Reports {
+		m.reported(before, r, len(c.Reports))
+	}
+}
+
+// thirdMacOS says that a report would start a macOS guest that does not count now. The state cannot refuse what is so
+// already; that it never gets there is the host's part.
+func (m *model) thirdMacOS(v *VM, r VMReport) bool {
+	return v.GuestOS == api.GuestMacOS && !v.isMacOS() && r.State != "" && r.State != api.StateGone
+}
+
+func (m *model) reported(before View, r VMReport, reports int) {
+	was, is := before.VM(r.ID), m.f.view().VM(r.ID)
+	if was != nil && was.HandOver && (is == nil || !is.HandOver) {
+		op := m.f.view().Operation(was.Scope, was.Key)
+		if a := m.keyOf(was); a != nil && op != nil {
+			a.want.ClaimMS = op.ClaimMS
+		}
+	}
+	switch {
+	case was == nil || reports > 1 && is == nil:
+		return
+	case was.Node != r.Node:
+		m.saw("stale report")
+		if reports == 1 && was != is {
+			m.r.Fatalf("node %s changed VM %+v to %+v", r.Node, was, is)
+		}
+		return
+	case is == nil:
+		if r.State != api.StateGone {
+			m.r.Fatalf("report %+v removed VM %+v", r, was)
+		}
+		return
+	}
+	if was.SpareSince == 0 && is.SpareSince != 0 {
+		m.saw("ready spare")
+	}
+	if is.Warm && is.State == api.StateFailed && was.State != api.StateFailed {
+		m.saw("failed spare")
+	}
+	if was.State == api.StateDeleting && is.State != api.StateDeleting {
+		m.r.Fatalf("report %+v brought VM %+v back to life", r, was)
+	}
+}
+
+func (m *model) patchVM(*rapid.T) {
+	v := m.anyVM(func(*VM) bool { return true })
+	c := PatchVM{ID: v.ID}
+	if m.chance(2, "rename") {
+		c.Patch.Name = api.Some(m.pick(modelNames, "name"))
+	}
+	if m.chance(2, "labels") {
+		c.Patch.Labels = map[string]*string{"k": new("v"), "job": nil}
+	}
+	if m.chance(3, "ttl") {
+		c.Patch.TTLSeconds = api.Some(int64(60))
+	} else if m.chance(3, "no ttl") {
+		c.Patch.TTLSeconds = api.Null[int64]()
+	}
+	if m.chance(3, "a version") {
+		c.IfMatch = v.Version - uint64(rapid.IntRange(0, 1).Draw(m.r, "how old"))
+	}
+	_, r := m.send(KindPatchVM, c)
+	switch {
+	case r.Err == nil:
+		if is := m.f.vm(v.ID); !v.Live() || is.Order != m.f.index || c.Patch.Name.Set && is.Name != c.Patch.Name.V {
+			m.r.Fatalf("patch %+v made %+v of %+v", c, is, v)
+		}
+	case r.Err.Code == api.CodeConflict && c.IfMatch == v.Version:
+		m.r.Fatalf("patch %+v of %+v: %v", c, v, r.Err)
+	}
+}
+
+func (m *model) deleteVMs(*rapid.T) {
+	if !m.chance(2, "really") {
+		m.r.Skip()
+	}
+	c := DeleteVMs{Reason: "asked for", Action: m.pick([]string{"", "DELETE /fleet/vms/{id}"}, "action")}
+	for range rapid.IntRange(1, 3).Draw(m.r, "how many") {
+		c.IDs = append(c.IDs, m.anyVM(func(*VM) bool { return true }).ID)
+	}
+	before, r := m.send(KindDeleteVMs, c)
+	for _, id := range c.IDs {
+		v := m.f.vm(id)
+		if r.Err == nil && v.Live() {
+			m.r.Fatalf("VM %+v lives on", v)
+		}
+		if was := before.VM(id); r.Err == nil && was.Live() {
+			if other := m.f.view().VMNamed(was.Tenant, was.Name); other != nil {
+				m.r.Fatalf("the name of VM %s is still held by %s", id, other.ID)
+			}
+		}
+	}
+}
