@@ -84,7 +84,7 @@ func (a *app) reportError(err error) {
 		text += "; try again"
 	}
 	var hint *hintError
-	if errors.As(err, &hint) {
+	if errors.As(err, &hint) && hint.hint != "" {
 		details = append(details, hint.hint)
 	}
 	fmt.Fprintln(a.env.Err, a.errPaint.bad("✗")+" "+oneLine(text))
