@@ -29,6 +29,8 @@ type orders struct {
 	mu        sync.Mutex
 	active    map[string]*order
 	confirmed map[string]uint64 // the order a node confirmed for a VM, while that is not committed
+	doubtful  map[string]string // the node that may have made a VM, though its answer did not arrive
+	closed    bool
 	running   sync.WaitGroup
 }
 
@@ -48,7 +50,15 @@ type settled struct {
 }
 
 func newOrders(r *reign) *orders {
-	return &orders{reign: r, active: map[string]*order{}, confirmed: map[string]uint64{}}
+	return &orders{reign: r, active: map[string]*order{}, confirmed: map[string]uint64{}, doubtful: map[string]string{}}
+}
+
+// close waits for the orders under way; no more are given.
+func (o *orders) close() {
+	o.mu.Lock()
+	o.closed = true
+	o.mu.Unlock()
+	o.running.Wait()
 }
 
 // ensure works on the VM, or makes whoever does so look at its row once more.
@@ -60,6 +70,11 @@ func (o *orders) ensure(id string) *order {
 		return one
 	}
 	one := &order{done: make(chan struct{})}
+	if o.closed {
+		one.result.open = errDeposed
+		close(one.done)
+		return one
+	}
 	o.active[id] = one
 	o.running.Go(func() { o.run(id, one) })
 	return one
@@ -92,7 +107,9 @@ var errDeposed = errors.New("this replica no longer leads")
 
 func (o *orders) run(id string, one *order) {
 	for {
+		took := one.result.claimMS
 		one.result = o.bring(id)
+		one.result.claimMS = max(one.result.claimMS, took)
 		o.mu.Lock()
 		if one.again && o.reign.ctx.Err() == nil && one.result.replacedBy == "" && one.result.ended == nil {
 			one.again = false
@@ -146,6 +163,7 @@ func (o *orders) isConfirmed(row *fsm.VM) bool {
 func (o *orders) confirm(row *fsm.VM, report fsm.VMReport) {
 	o.mu.Lock()
 	o.confirmed[row.ID] = row.Order
+	delete(o.doubtful, row.ID)
 	o.mu.Unlock()
 	report.ID, report.Node, report.Told = row.ID, row.Node, row.Order
 	o.reign.outcomes.add(o.reign.ctx, report, func() {
@@ -212,9 +230,12 @@ func (o *orders) create(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 		return settled{open: err}, true // the node has not told this replica its credential yet
 	case code != "" && code != api.CodeInternal && code != api.CodeOutcomeUnknown:
 		refusal = errorDetail(err)
-	case errors.As(err, &unsent) && row.Placed == o.reign.term:
+	case errors.As(err, &unsent) && row.Placed == o.reign.term && !o.doubts(row):
 		refusal = "node " + row.Node + " cannot be reached"
+	case errors.As(err, &unsent):
+		return settled{open: err}, true
 	default:
+		o.doubt(row)
 		return settled{open: err}, true
 	}
 	moved, err := o.reign.move(row, refusal)
@@ -222,6 +243,19 @@ func (o *orders) create(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 		return settled{open: err}, true
 	}
 	return settled{ended: moved.Ended}, false
+}
+
+// doubt notes that the VM's node may have made it: until it says no, the VM goes nowhere else.
+func (o *orders) doubt(row *fsm.VM) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.doubtful[row.ID] = row.Node
+}
+
+func (o *orders) doubts(row *fsm.VM) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.doubtful[row.ID] == row.Node
 }
 
 // shown is the state a node's answer stands for; a machine that was only just taken in is booting.
