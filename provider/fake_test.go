@@ -183,6 +183,9 @@ func (f *fakeFleet) createImage(raw []byte) (int, any, error) {
 	}
 	image := api.Image{Name: q.Name, Path: q.Path, GuestOS: q.GuestOS, Title: q.Title, VCPUs: max(1, q.VCPUs), MemoryMiB: q.MemoryMiB,
 		DiskSizeGiB: q.DiskSizeGiB, HasAgent: q.HasAgent, CreatedAt: api.TimeOf(time.Now()), Version: f.version()}
+	if image.Title == "" {
+		image.Title = image.Name
+	}
 	f.images[q.Name] = image
 	return 201, image, nil
 }

@@ -40,7 +40,7 @@ func run(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 	env := map[string]string{"CHECKPOINT_DISABLE": "1"}
-	if os.Getenv("TF_CLI_CONFIG_FILE") == "" {
+	if _, err := os.Stat(os.Getenv("TF_CLI_CONFIG_FILE")); err != nil {
 		env["TF_CLI_CONFIG_FILE"] = dir + "/terraformrc"
 		if err := os.WriteFile(env["TF_CLI_CONFIG_FILE"], nil, 0o600); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -102,6 +102,7 @@ func realOne(t *testing.T) fleet {
 		t.Skipf("SKIPPED: needs TF_ACC=1 and a fleet in %s and %s; `make acceptance` starts one and sets them", client.EnvFleetURL, client.EnvToken)
 	}
 	needTerraform(t)
+	t.Parallel()
 	cfg, err := client.ConfigFromEnv()
 	if err != nil {
 		t.Fatal(err)

@@ -65,6 +65,12 @@ func nameIdentity() identityschema.Schema {
 	}}
 }
 
+// keepIdentity names an object that is gone: Terraform before 1.12 keeps no identity, and the framework takes an
+// answer without one for a fault.
+func keepIdentity(ctx context.Context, resp *resource.ReadResponse, attribute string, value types.String) {
+	resp.Diagnostics.Append(resp.Identity.SetAttribute(ctx, path.Root(attribute), value)...)
+}
+
 func (r *imageResource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
 	resp.Schema = schema.Schema{
 		MarkdownDescription: "An entry of the image catalog: what VMs boot from, and the size they take unless told otherwise. " +
@@ -90,9 +96,9 @@ func (r *imageResource) Schema(ctx context.Context, _ resource.SchemaRequest, re
 			},
 			"title": schema.StringAttribute{
 				Optional: true, Computed: true,
-				MarkdownDescription: "What people call it.",
-				Default:             stringdefault.StaticString(""),
-				Validators:          []validator.String{imageTitleRule()},
+				MarkdownDescription: "What people call it; otherwise the name.",
+				Validators:          []validator.String{stringvalidator.LengthAtLeast(1), imageTitleRule()},
+				PlanModifiers:       []planmodifier.String{titleFromName{}},
 			},
 			"vcpus": schema.Int64Attribute{
 				Optional: true, Computed: true,
@@ -124,6 +130,18 @@ func (r *imageResource) Schema(ctx context.Context, _ resource.SchemaRequest, re
 			},
 			"timeouts": timeouts.Attributes(ctx, timeouts.Opts{Create: true, Update: true, Delete: true}),
 		},
+	}
+}
+
+// titleFromName plans the name for a title that is not given, as the fleet takes it.
+type titleFromName struct{}
+
+func (titleFromName) Description(context.Context) string         { return "the name unless given" }
+func (titleFromName) MarkdownDescription(context.Context) string { return "the name unless given" }
+
+func (titleFromName) PlanModifyString(ctx context.Context, req planmodifier.StringRequest, resp *planmodifier.StringResponse) {
+	if req.ConfigValue.IsNull() {
+		resp.Diagnostics.Append(req.Plan.GetAttribute(ctx, path.Root("name"), &resp.PlanValue)...)
 	}
 }
 
@@ -185,6 +203,7 @@ func (r *imageResource) Read(ctx context.Context, req resource.ReadRequest, resp
 	if client.IsNotFound(err) {
 		addGone(&resp.Diagnostics, fmt.Sprintf("Image %q", m.Name.ValueString()), "The fleet's catalog has no such image; it was removed outside of this configuration.")
 		resp.State.RemoveResource(ctx)
+		keepIdentity(ctx, resp, "name", m.Name)
 		return
 	}
 	if err != nil {

@@ -245,6 +245,7 @@ func (r *poolResource) Read(ctx context.Context, req resource.ReadRequest, resp 
 		addGone(&resp.Diagnostics, fmt.Sprintf("Pool %q", m.Name.ValueString()),
 			"The fleet has no such pool, or it is another tenant's; it was deleted outside of this configuration.")
 		resp.State.RemoveResource(ctx)
+		keepIdentity(ctx, resp, "name", m.Name)
 		return
 	}
 	if err != nil {
@@ -289,11 +290,13 @@ func poolPatch(ctx context.Context, config, plan, state poolModel, diags *diag.D
 	if !plan.MinReady.Equal(state.MinReady) {
 		p.MinReady, changed = api.Some(int(plan.MinReady.ValueInt64())), true
 	}
-	if !plan.MaxTotal.Equal(state.MaxTotal) {
-		p.MaxTotal, changed = api.Null[int](), true
-		if n := intPointer(config.MaxTotal); n != nil {
-			p.MaxTotal = api.Some(*n)
+	if n := intPointer(config.MaxTotal); n == nil {
+		// The fleet moves a derived limit along by itself; one that was set has to be taken off.
+		if state.MaxTotal.ValueInt64() != derivedMaxTotal(state.MinReady.ValueInt64()) {
+			p.MaxTotal, changed = api.Null[int](), true
 		}
+	} else if !plan.MaxTotal.Equal(state.MaxTotal) {
+		p.MaxTotal, changed = api.Some(*n), true
 	}
 	if !plan.NodeSelector.Equal(state.NodeSelector) {
 		p.NodeSelector, changed = api.Null[map[string]string](), true

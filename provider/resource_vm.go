@@ -347,6 +347,7 @@ func (r *vmResource) Read(ctx context.Context, req resource.ReadRequest, resp *r
 	if client.IsNotFound(err) || err == nil && ended(vm.State) {
 		addGone(&resp.Diagnostics, fmt.Sprintf("VM %q", m.Name.ValueString()), whyGone(m, vm.State, time.Now()))
 		resp.State.RemoveResource(ctx)
+		keepIdentity(ctx, resp, "id", m.ID)
 		return
 	}
 	if err != nil {

@@ -44,7 +44,7 @@ func imageLife(t *testing.T, f fleet) {
 		resource.TestStep{ResourceName: theImage, ImportState: true, ImportStateId: f.name("tiny"), ImportStateVerify: true, ImportStateVerifyIdentifierAttribute: "name"},
 		resource.TestStep{ResourceName: theImage, ImportState: true, ImportStateId: f.name("tiny"), ImportStateKind: resource.ImportBlockWithID, Config: f.config(full)},
 		resource.TestStep{Config: f.config(least), ConfigPlanChecks: plans(theImage, plancheck.ResourceActionUpdate), ConfigStateChecks: []statecheck.StateCheck{
-			is(theImage, "title", text("")), is(theImage, "vcpus", num(1)), is(theImage, "memory_mib", num(512)), is(theImage, "disk_size_gib", num(0)),
+			is(theImage, "title", text(f.name("tiny"))), is(theImage, "vcpus", num(1)), is(theImage, "memory_mib", num(512)), is(theImage, "disk_size_gib", num(0)),
 			is(theImage, "has_agent", knownvalue.Bool(false))}},
 	)
 }

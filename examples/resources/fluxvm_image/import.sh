@@ -1,0 +1,1 @@
+terraform import fluxvm_image.ubuntu ubuntu-26-04

@@ -1,0 +1,1 @@
+terraform import fluxvm_pool.ci linux-ci

@@ -1,0 +1,16 @@
+# Taken from a warm pool: it runs at once, and the fleet deletes it after two hours.
+resource "fluxvm_vm" "build" {
+  name        = "build-42"
+  pool        = "linux-ci"
+  ttl_seconds = 7200
+  labels      = { team = "compilers" }
+}
+
+# Booted from an image, with a size of its own.
+resource "fluxvm_vm" "database" {
+  name          = "database"
+  image         = "ubuntu-26-04"
+  vcpus         = 4
+  memory_mib    = 8192
+  node_selector = { disk = "nvme" }
+}

@@ -1,0 +1,52 @@
+package provider
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/hashicorp/terraform-plugin-testing/config"
+	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
+	"github.com/hashicorp/terraform-plugin-testing/knownvalue"
+	"github.com/hashicorp/terraform-plugin-testing/statecheck"
+)
+
+// example gives a file of examples/ without what names the provider, which the test itself provides.
+func example(t *testing.T, name string) string {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join("..", "examples", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := regexp.MustCompile(`(?ms)^terraform \{$.*?^\}$\n`).ReplaceAllString(string(raw), "")
+	return strings.Replace(text, "provider \"fluxvm\" {}\n", "", 1)
+}
+
+func TestQuickstartHandsOutAWarmVM(t *testing.T)    { quickstart(t, fakeOne(t)) }
+func TestAccQuickstartHandsOutAWarmVM(t *testing.T) { quickstart(t, realOne(t)) }
+
+func quickstart(t *testing.T, f fleet) {
+	f.run(t, resource.TestStep{
+		Config:          f.config(example(t, "quickstart/main.tf")),
+		ConfigVariables: config.Variables{"image_path": config.StringVariable(f.image)},
+		ConfigStateChecks: []statecheck.StateCheck{
+			statecheck.ExpectKnownOutputValue("warm", yes()), statecheck.ExpectKnownOutputValue("node", some()),
+			statecheck.ExpectKnownOutputValue("pool", text("demo")),
+			statecheck.ExpectKnownOutputValue("claim_ms", knownvalue.NotNull()),
+		},
+	})
+}
+
+func TestResourceExamplesPlan(t *testing.T) {
+	f := fakeOne(t)
+	var all []string
+	for _, kind := range []string{"fluxvm_image", "fluxvm_pool", "fluxvm_vm"} {
+		all = append(all, example(t, "resources/"+kind+"/resource.tf"))
+		if raw, err := os.ReadFile("../examples/resources/" + kind + "/import.sh"); err != nil || !strings.Contains(string(raw), "terraform import "+kind+".") {
+			t.Errorf("import.sh of %s does not import it (%v)", kind, err)
+		}
+	}
+	f.run(t, resource.TestStep{Config: f.config(all...), PlanOnly: true, ExpectNonEmptyPlan: true})
+}
