@@ -208,7 +208,7 @@ func (t *tx) launchVM(c LaunchVM) (any, error) {
 
 // noCapacity is the refusal of a launch that fits nowhere; reasons count the hosts.
 func noCapacity(reasons map[string]int) *api.Error {
-	e := api.Errorf(api.CodeNoCapacity, "no healthy, uncordoned nodes can take the VM now; ask for less, or see reasons for what keeps each host from it")
+	e := api.Errorf(api.CodeNoCapacity, "no healthy, uncordoned nodes can take the VM now; ask for less, or make room on a host")
 	e.Reasons = reasons
 	if e.Reasons == nil {
 		e.Reasons = map[string]int{}

@@ -107,7 +107,7 @@ func runInProcess(ctx context.Context, cmd *cobra.Command, o devOptions, logger 
 	if err != nil {
 		return err
 	}
-	cfg := fleettest.Config{Dir: o.data, Replicas: o.replicas, Nodes: o.nodes, Macs: o.macs, Listen: o.listen, PoolInterval: interval, Logger: logger}
+	cfg := fleettest.Config{Dir: o.data, Replicas: o.replicas, Nodes: o.nodes, Macs: o.macs, Listen: o.listen, PoolInterval: interval, Version: buildVersion(), Logger: logger}
 	if o.backend != api.BackendSim {
 		cfg.Drivers = func() ([]machine.Driver, error) { return hostd.Drivers(ctx, o.backend, logger) }
 	}

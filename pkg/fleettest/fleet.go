@@ -36,6 +36,8 @@ type Config struct {
 	Listen string
 	// PoolInterval and ElectionTimeout are central's. 0 means 5 s and 1 s.
 	PoolInterval, ElectionTimeout time.Duration
+	// Version is what the replicas say they are.
+	Version string
 	// Logger is where all of it logs. Nil means nowhere.
 	Logger hclog.Logger
 }
@@ -174,7 +176,7 @@ func (f *Fleet) startReplicas() error {
 		}
 		one := &replica{name: s.Name, url: "http://" + listener.Addr().String(), clusterAddr: s.Addr, dir: filepath.Join(f.cfg.Dir, s.Name)}
 		one.Replica, err = central.New(central.Config{Name: s.Name, Listener: listener, Cluster: ports[i], DataDir: one.dir, Bootstrap: true, Initial: servers,
-			OperatorToken: f.Token, PoolInterval: f.cfg.PoolInterval, ElectionTimeout: f.cfg.ElectionTimeout, Logger: f.cfg.Logger.Named(s.Name)})
+			OperatorToken: f.Token, PoolInterval: f.cfg.PoolInterval, ElectionTimeout: f.cfg.ElectionTimeout, Version: f.cfg.Version, Logger: f.cfg.Logger.Named(s.Name)})
 		if err != nil {
 			return err
 		}
