@@ -14,7 +14,7 @@ type leaderClock struct {
 
 	mu   sync.Mutex
 	base api.Time  // the newest committed time
-	seen time.Time // when this process saw it committed, with the monotonic clock; zero if it only replayed it
+	seen time.Time // when this process saw it committed, with the monotonic clock; zero while it only replayed
 }
 
 // committed takes over the time of an applied command. replayed says that it is from before this process started:
@@ -22,14 +22,15 @@ type leaderClock struct {
 func (c *leaderClock) committed(at api.Time, replayed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if at <= c.base && !c.seen.IsZero() {
-		return
-	}
-	c.base = max(c.base, at)
-	if replayed {
-		c.seen = time.Time{}
-	} else {
-		c.seen = c.wall()
+	wall := c.wall()
+	switch anchored := !c.seen.IsZero(); {
+	case anchored && at <= c.base.Add(wall.Sub(c.seen)):
+		// A command carries the time at which it was proposed. Going back to that would lose, at every commit, what
+		// the commit took: under load the clock would all but stand still.
+	case anchored || !replayed:
+		c.base, c.seen = max(c.base, at), wall
+	default:
+		c.base = max(c.base, at)
 	}
 }
 

@@ -3,6 +3,7 @@ package central
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
@@ -69,7 +70,7 @@ func (q *request) streamEvents() error {
 
 // startOfStream reads where the stream is to go on: after Last-Event-ID, else from now on.
 func (q *request) startOfStream() (index uint64, n int, err error) {
-	now := func() (uint64, int, error) { return q.r.state.View().Index(), 1 << 30, nil }
+	now := func() (uint64, int, error) { return q.r.state.View().Index(), math.MaxInt, nil }
 	id := q.Header.Get("Last-Event-ID")
 	switch from := q.URL.Query().Get("from"); {
 	case id != "":

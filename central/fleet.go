@@ -1,6 +1,7 @@
 package central
 
 import (
+	"strings"
 	"sync"
 	"time"
 
@@ -78,7 +79,9 @@ func (f *fleet) hear(report api.Register, credential string, now time.Time) (wan
 	case report.HasVMs:
 		b.digest, b.vms = report.VMsDigest, make(map[string]*api.ReportedVM, len(report.VMs))
 		for i := range report.VMs {
-			b.vms[report.VMs[i].ID] = &report.VMs[i]
+			vm := &report.VMs[i]
+			vm.Reason, vm.IP = cut(vm.Reason, longestReason), cut(vm.IP, longestIP)
+			b.vms[vm.ID] = vm
 		}
 	case old != nil && old.vms != nil && old.digest == report.VMsDigest && old.report.Instance == report.Instance:
 		b.digest, b.vms = old.digest, old.vms
@@ -92,6 +95,20 @@ func (f *fleet) hear(report api.Register, credential string, now time.Time) (wan
 	default:
 	}
 	return wantVMs
+}
+
+// What of a node's words on one VM is kept, in bytes: it may go into the log.
+const (
+	longestReason = 500
+	longestIP     = 64
+)
+
+// cut shortens text without leaving half a character.
+func cut(text string, longest int) string {
+	if len(text) <= longest {
+		return text
+	}
+	return strings.ToValidUTF8(text[:longest], "")
 }
 
 // forget drops a node that was deleted.

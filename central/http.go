@@ -91,27 +91,29 @@ func (r *Replica) PeerHandler() http.Handler {
 }
 
 func (r *Replica) router(forwarded bool) http.Handler {
-	m := mux.NewRouter().UseEncodedPath()
-	var paths []string
-	allowed := map[string][]string{}
+	m := mux.NewRouter().UseEncodedPath().SkipClean(true)
 	for _, rt := range r.routes() {
 		m.Handle(rt.path, r.handler(rt, forwarded)).Methods(rt.method)
-		if allowed[rt.path] == nil {
-			paths = append(paths, rt.path)
-		}
-		allowed[rt.path] = append(allowed[rt.path], rt.method)
 	}
-	for _, path := range paths { // what is left has the wrong method
-		m.Handle(path, refuseMethod(allowed[path]))
-	}
+	m.MethodNotAllowedHandler = refuseMethod(m)
 	m.NotFoundHandler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		writeError(w, requestID(req), api.Errorf(api.CodeNotFound, "there is no such route; GET /openapi.json lists them"))
 	})
 	return m
 }
 
-func refuseMethod(methods []string) http.Handler {
+// refuseMethod answers a path that is there with a method that it does not take.
+func refuseMethod(m *mux.Router) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		var methods []string
+		for _, method := range [...]string{"GET", "POST", "PUT", "PATCH", "DELETE"} {
+			probe := *req
+			probe.Method = method
+			var match mux.RouteMatch
+			if m.Match(&probe, &match) && match.MatchErr == nil {
+				methods = append(methods, method)
+			}
+		}
 		w.Header().Set("Allow", strings.Join(methods, ", "))
 		e := api.Errorf(api.CodeInvalid, "this route takes %s", strings.Join(methods, ", ")).Filled(requestID(req))
 		e.Status = http.StatusMethodNotAllowed
@@ -287,14 +289,6 @@ func (q *request) op(body any) *fsm.Op {
 // decode reads the body strictly.
 func (q *request) decode(v any) error { return api.Decode(q.body, v) }
 
-// noBody allows an absent or empty body for requests that need none.
-func (q *request) noBody() error {
-	if len(q.body) == 0 {
-		return nil
-	}
-	return api.Decode(q.body, &struct{}{})
-}
-
 // name is a part of the path, unescaped.
 func (q *request) name(part string) string {
 	raw := mux.Vars(q.Request)[part]
@@ -323,7 +317,7 @@ func (q *request) ifMatch() (uint64, error) {
 		return 0, nil
 	}
 	version, err := strconv.ParseUint(strings.Trim(text, `"`), 10, 64)
-	if err != nil {
+	if err != nil || version == 0 {
 		return 0, api.Errorf(api.CodeConflict, "the If-Match header is no ETag of this object; read it again")
 	}
 	return version, nil

@@ -61,10 +61,13 @@ func differs(row *fsm.VM, vm *api.ReportedVM) (fsm.VMReport, bool) {
 		return out, row.Told != 0 || row.State == api.StateDeleting
 	case row.State == api.StateDeleting || row.Told == 0:
 		return out, false
-	case vm.State == api.StateDeleting: // the node is ending it; what it was is of no interest any more
+	}
+	switch vm.State {
+	case api.StateBooting, api.StateRunning, api.StateStopped, api.StatePaused, api.StateFailed:
+	default: // no news that a row would take: it would be news again at every look
 		return out, false
 	}
-	changed := row.State != vm.State && vm.State != api.StatePlaced || vm.IP != "" && row.IP != vm.IP ||
+	changed := row.State != vm.State || vm.IP != "" && row.IP != vm.IP ||
 		vm.Agent && row.ReadyAt == 0 && vm.State == api.StateRunning || row.State == vm.State && row.Reason != vm.Reason && vm.Reason != ""
 	return out, changed
 }

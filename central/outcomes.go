@@ -2,9 +2,11 @@ package central
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/fluxvm/fluxvm/fsm"
+	"github.com/fluxvm/fluxvm/pkg/api"
 )
 
 // maxReports is how many pieces of news one command carries.
@@ -56,11 +58,11 @@ func (o *outcomes) run(ctx context.Context) {
 				more = false
 			}
 		}
-		var body fsm.ReportVMs
+		var reports []fsm.VMReport
 		for _, one := range batch {
-			body.Reports = append(body.Reports, one.report)
+			reports = append(reports, one.report)
 		}
-		if err := o.commit(ctx, body); err != nil && ctx.Err() == nil {
+		if err := o.commitAll(ctx, reports); err != nil && ctx.Err() == nil {
 			o.failed(err)
 			pause(ctx, 100*time.Millisecond) // the nodes' next reports bring the news again
 		}
@@ -70,6 +72,20 @@ func (o *outcomes) run(ctx context.Context) {
 			}
 		}
 	}
+}
+
+// commitAll commits the reports as one command, or as several where one would be too large: what one node says at
+// length must not keep back what others say.
+func (o *outcomes) commitAll(ctx context.Context, reports []fsm.VMReport) error {
+	err := o.commit(ctx, fsm.ReportVMs{Reports: reports})
+	if codeOf(err) != api.CodeTooLarge {
+		return err
+	}
+	half := len(reports) / 2
+	if half == 0 {
+		return err
+	}
+	return errors.Join(o.commitAll(ctx, reports[:half]), o.commitAll(ctx, reports[half:]))
 }
 
 // pause waits, or until ctx ends.

@@ -86,6 +86,10 @@ func exclude(view fsm.View, node *fsm.Node, w weather, n need, taken load) strin
 		return why
 	}
 	use, overcommit := view.Use(node.Name), max(node.CPUOvercommit, 1)
+	weight := n.vcpus + taken.vcpus
+	if n.guestOS == api.GuestMacOS { // macOS guests get no overcommit
+		weight *= overcommit
+	}
 	level := w.density.HostPressureLevel
 	switch {
 	case level != nil && *level == api.PressureCritical:
@@ -96,9 +100,9 @@ func exclude(view fsm.View, node *fsm.Node, w weather, n need, taken load) strin
 		return api.WhyStartLimit
 	case n.guestOS == api.GuestMacOS && max(use.MacOS, w.macOS)+taken.vms >= api.MacOSPerHost:
 		return api.WhyMacOSLimit
-	case w.vcpus+n.vcpus > node.VCPUsTotal*overcommit:
+	case w.vcpus+weight > node.VCPUsTotal*overcommit:
 		return api.WhyCPU
-	case w.memoryMiB+n.memoryMiB > node.MemoryMiBTotal:
+	case w.memoryMiB+n.memoryMiB+taken.memoryMiB > node.MemoryMiBTotal:
 		return api.WhyMemory
 	}
 	return ""

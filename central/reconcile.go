@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -13,17 +14,19 @@ import (
 )
 
 const (
-	vmPeriod       = time.Second
-	nodePeriod     = 2 * time.Second
-	suspectAfter   = 30 * time.Second
-	unreachable    = 5 * time.Minute
-	tickEvery      = 10 * time.Second
-	expirePerPass  = 50 // a second, so that a long outage ends things at a bounded rate
-	idsPerCommand  = 64
-	actorPool      = "warm-pool"
-	actorCentral   = "central"
-	reasonExpired  = "its TTL ran out"
-	reasonDraining = "its node is draining"
+	vmPeriod      = time.Second
+	nodePeriod    = 2 * time.Second
+	suspectAfter  = 30 * time.Second
+	unreachable   = 5 * time.Minute
+	tickEvery     = 10 * time.Second
+	expirePerPass = 50 // a second, so that a long outage ends things at a bounded rate
+	idsPerCommand = 64
+	// changesPerCommand bounds a command about the health of nodes, for a whole fleet can fall silent at once.
+	changesPerCommand = 128
+	actorPool         = "warm-pool"
+	actorCentral      = "central"
+	reasonExpired     = "its TTL ran out"
+	reasonDraining    = "its node is draining"
 )
 
 // loops are the reconcilers of a reign. Only they act without being asked.
@@ -44,7 +47,7 @@ func (g *reign) observeAll(ctx context.Context) {
 	defer timer.Stop()
 	seen := g.view().Index()
 	for {
-		news, changes, _ := g.r.state.Events().After(seen, 1<<30, 1)
+		news, changes, _ := g.r.state.Events().After(seen, math.MaxInt, 1)
 		if len(news) > 0 {
 			seen = g.view().Index()
 			poke(g.poolPoke)
@@ -169,11 +172,12 @@ func (g *reign) passNodes(ctx context.Context) error {
 			changes = append(changes, fsm.NodeChange{Name: node.Name, State: state, ConfirmedAt: heard})
 		}
 	}
-	if len(changes) == 0 {
-		return nil
+	for part := range slices.Chunk(changes, changesPerCommand) {
+		if _, err := g.propose(ctx, fsm.KindNodeHealth, actorCentral, nil, fsm.NodeHealth{Changes: part}); err != nil {
+			return err
+		}
 	}
-	_, err := g.propose(ctx, fsm.KindNodeHealth, actorCentral, nil, fsm.NodeHealth{Changes: changes})
-	return err
+	return nil
 }
 
 // healthOf is what a host's silence makes of it. One that is back is healthy only with its whole list.

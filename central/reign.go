@@ -172,7 +172,7 @@ func (r *Replica) reignOnce(ctx context.Context, term uint64) error {
 	<-ctx.Done()
 	r.reign.CompareAndSwap(g, nil)
 	work.Wait()
-	g.orders.running.Wait()
+	g.orders.close()
 	r.logger.Info("no longer leading", "term", term)
 	return nil
 }

@@ -128,7 +128,7 @@ func (g *reign) rankLaunch(view fsm.View, id string, l fsm.Launch) (fsm.LaunchVM
 	out.Candidates, out.Reasons = rank(view, g.r.fleet.weather, n, nil)
 	wall := g.r.wall()
 	for node := range view.Nodes("") {
-		if g.r.fleet.silence(node.Name, wall) >= suspectAfter {
+		if node.State == api.NodeHealthy && g.r.fleet.silence(node.Name, wall) >= suspectAfter { // the state rules out the others
 			out.NoHandOut = append(out.NoHandOut, node.Name)
 		}
 	}
