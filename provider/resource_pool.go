@@ -223,9 +223,6 @@ func (r *poolResource) Create(ctx context.Context, req resource.CreateRequest, r
 		addError(&resp.Diagnostics, "Creating the pool failed", err, poolFields[:]...)
 		return
 	}
-	if pool.Note != "" {
-		resp.Diagnostics.AddWarning("About pool "+pool.Name, pool.Note)
-	}
 	m.take(pool)
 	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
 	resp.Diagnostics.Append(resp.Identity.SetAttribute(ctx, path.Root("name"), m.Name)...)

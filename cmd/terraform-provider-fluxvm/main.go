@@ -1,4 +1,3 @@
-// Command terraform-provider-fluxvm serves the FluxVM provider to Terraform and OpenTofu.
 package main
 
 import (
