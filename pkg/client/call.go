@@ -147,6 +147,7 @@ func (c *caller) do(ctx context.Context, r call) (http.Header, error) {
 			return &UnreachableError{Request: r.method + " " + r.path, Tried: tried, Unknown: wasUnknown, Key: r.key, Err: err}
 		}
 		if what == unknown && r.once || isHopeless(err) && len(tried) == len(c.endpoints) ||
+			what == notApplied && time.Since(started) > c.timeout || // hold is for an answer that takes long, not for refusals
 			!answered && what == notApplied && len(tried) == len(c.endpoints) && time.Since(started) > nobodyTimeout {
 			return header, failed()
 		}
