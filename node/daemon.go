@@ -156,11 +156,11 @@ func (d *Daemon) run(ctx context.Context) (err error) {
 		MaxHeaderBytes: 64 << 10, ErrorLog: d.log.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug})}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
-	d.setPhase(phaseServing)
-	d.log.Info("serving", "address", listener.Addr().String(), "backend", d.cfg.Backend, "vms", len(d.vms))
 	if d.steer != nil {
 		d.steer.Steer(d.cfg.Facts.BootID(), d.beats.poke, d.rebooted)
 	}
+	d.log.Info("serving", "address", listener.Addr().String(), "backend", d.cfg.Backend, "vms", len(d.vms))
+	d.setPhase(phaseServing)
 	var background sync.WaitGroup
 	background.Go(func() { d.keepHouse(ctx) })
 	background.Go(func() { d.beats.run(ctx) })

@@ -89,7 +89,7 @@ func (d *Daemon) routes() http.Handler {
 	guard.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		d.refuse(w, req, api.Errorf(api.CodeForbidden, "requests from web pages of another origin are refused"))
 	}))
-	return guard.Handler(d.observe(r, top))
+	return d.observe(r, guard.Handler(top))
 }
 
 // observe names the request and counts it.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"sync"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -49,9 +50,22 @@ func (t tombstone) ago(now mark, wall api.Time) time.Duration {
 	return max(0, wall.Sub(t.EndedAt))
 }
 
-// store is the daemon's file. Every write is on disk when its method returns; writes that come at the same time
-// share one fsync.
-type store struct{ db *bolt.DB }
+// store is the daemon's file. Every write is on disk when its method returns; writes that come while another is
+// under way share one fsync.
+type store struct {
+	db *bolt.DB
+
+	mu      sync.Mutex
+	writing bool      // somebody commits
+	waiting []*queued // for the next commit
+}
+
+// queued is one change that waits. Turn gets true when its caller is to commit all that wait, false when it is done.
+type queued struct {
+	do   func(*bolt.Tx) error
+	turn chan bool
+	err  error
+}
 
 // The buckets and keys of the file. A name is never given another meaning.
 const (
@@ -70,7 +84,6 @@ func openStore(dir string) (*store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening %s: %w", path, err)
 	}
-	db.MaxBatchDelay = time.Millisecond
 	err = db.Update(func(tx *bolt.Tx) error {
 		for _, name := range [...]string{bucketVMs, bucketGone, bucketMeta} {
 			if _, err := tx.CreateBucketIfNotExists([]byte(name)); err != nil {
@@ -96,8 +109,49 @@ func (s *store) write(bucket, key string, v any) error {
 	if err != nil {
 		return fmt.Errorf("encoding %s/%s: %w", bucket, key, err)
 	}
-	err = s.db.Batch(func(tx *bolt.Tx) error { return tx.Bucket([]byte(bucket)).Put([]byte(key), raw) })
-	return saveError(err)
+	return s.commit(func(tx *bolt.Tx) error { return tx.Bucket([]byte(bucket)).Put([]byte(key), raw) })
+}
+
+// commit makes a change durable. The first caller commits at once, together with nobody; those that come meanwhile
+// wait, and one of them then commits for all.
+func (s *store) commit(do func(*bolt.Tx) error) error {
+	w := &queued{do: do, turn: make(chan bool, 1)}
+	s.mu.Lock()
+	s.waiting = append(s.waiting, w)
+	if !s.writing {
+		s.writing = true
+		w.turn <- true
+	}
+	s.mu.Unlock()
+	if <-w.turn {
+		s.commitWaiting()
+		<-w.turn
+	}
+	return w.err
+}
+
+func (s *store) commitWaiting() {
+	s.mu.Lock()
+	batch := s.waiting
+	s.waiting = nil
+	s.mu.Unlock()
+	err := saveError(s.db.Update(func(tx *bolt.Tx) error {
+		for _, w := range batch {
+			if err := w.do(tx); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	for _, w := range batch {
+		w.err = err
+		w.turn <- false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.writing = len(s.waiting) > 0; s.writing {
+		s.waiting[0].turn <- true
+	}
 }
 
 // bury replaces a VM's record by its tombstone.
@@ -106,23 +160,23 @@ func (s *store) bury(id string, t tombstone) error {
 	if err != nil {
 		return fmt.Errorf("encoding %s/%s: %w", bucketGone, id, err)
 	}
-	return saveError(s.db.Batch(func(tx *bolt.Tx) error {
+	return s.commit(func(tx *bolt.Tx) error {
 		if err := tx.Bucket([]byte(bucketVMs)).Delete([]byte(id)); err != nil {
 			return err
 		}
 		return tx.Bucket([]byte(bucketGone)).Put([]byte(id), raw)
-	}))
+	})
 }
 
 func (s *store) forget(ids []string) error {
-	return saveError(s.db.Batch(func(tx *bolt.Tx) error {
+	return s.commit(func(tx *bolt.Tx) error {
 		for _, id := range ids {
 			if err := tx.Bucket([]byte(bucketGone)).Delete([]byte(id)); err != nil {
 				return err
 			}
 		}
 		return nil
-	}))
+	})
 }
 
 // load reads everything.

@@ -14,6 +14,8 @@ import (
 
 const envPrefix = "FLUXVM_NODE_"
 
+var errNoKey = errors.New("there is no such key; check its spelling")
+
 // resolve sets the flags that the command line left alone from the environment, and then from the file that config
 // names, and reads the file's settings.
 func resolve(flags *pflag.FlagSet, config *string, env func(string) (string, bool)) (node.Settings, error) {
@@ -65,7 +67,7 @@ func readFile(path string, flags *pflag.FlagSet, set map[string]bool) (node.Sett
 		case key == "sandbox":
 			err = md.PrimitiveDecode(all[key], &settings.Sandbox)
 		case flag == nil || strings.Contains(key, "-") || name == "config" || name == "help":
-			continue // undecoded, hence refused below
+			err = errNoKey
 		default:
 			err = setFlag(flags, flag, md, all[key], set[name])
 		}
@@ -74,7 +76,7 @@ func readFile(path string, flags *pflag.FlagSet, set map[string]bool) (node.Sett
 		}
 	}
 	for _, key := range md.Undecoded() {
-		return settings, refuse(key, errors.New("there is no such key; check its spelling"))
+		return settings, refuse(key, errNoKey)
 	}
 	return settings, nil
 }
