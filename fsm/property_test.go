@@ -51,7 +51,7 @@ func TestRandomCommandsKeepTheInvariants(t *testing.T) {
 
 // deepen makes the sequences fewer, and long enough to fill a fleet, unless flags say otherwise.
 func deepen(t *testing.T) {
-	for name, value := range map[string]string{"rapid.steps": "150", "rapid.checks": "50"} {
+	for name, value := range map[string]string{"rapid.steps": "120", "rapid.checks": "40"} {
 		f := flag.Lookup(name)
 		if f.Value.String() != f.DefValue {
 			continue

@@ -1,0 +1,87 @@
+package fsm
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/fluxvm/fluxvm/pkg/api"
+)
+
+// TestCheckNoticesEveryBrokenInvariant writes rows that no command leads to, so that it is known that the tests that
+// rely on Check would see them.
+func TestCheckNoticesEveryBrokenInvariant(t *testing.T) {
+	vm := func(change func(*VM)) func(*tx) { // spare a, changed behind Use's back
+		return func(t *tx) {
+			row := *t.VM("a")
+			change(&row)
+			t.insert(tableVM, &row)
+		}
+	}
+	pool := func(change func(*Pool)) func(*tx) {
+		return func(t *tx) {
+			row := *t.Pool("p")
+			change(&row)
+			t.insert(tablePool, &row)
+		}
+	}
+	more := func(id string, change func(*VM)) func(*tx) { // a second row like spare a, properly counted
+		return func(t *tx) {
+			row := *t.VM("a")
+			row.ID, row.Name = id, id
+			change(&row)
+			t.putVM(nil, &row)
+		}
+	}
+	for _, c := range []struct {
+		want  string
+		spoil func(*tx)
+	}{
+		{"has no node", vm(func(v *VM) { v.Node = "" })},
+		{"is a spare and taken at once", vm(func(v *VM) { v.ClaimedFrom = "p" })},
+		{"is a live spare of pool absent, which is not there", vm(func(v *VM) { v.Pool = "absent" })},
+		{"is handed over without a claim", vm(func(v *VM) { v.HandOver = true })},
+		{"keeps its launch, and its node has it", vm(func(v *VM) { v.Launch = &Launch{} })},
+		{"has forgotten its launch", vm(func(v *VM) { v.Warm, v.State, v.Told = false, api.StatePlaced, 0 })},
+		{"its node confirmed order", vm(func(v *VM) { v.Told = v.Order + 1 })},
+		{"was ready without having run", vm(func(v *VM) { v.RunningAt = 0 })},
+		{"comes from the future", vm(func(v *VM) { v.Version = 1 << 40 })},
+		{"comes from the future", vm(func(v *VM) { v.Order = 1 << 40 })},
+		{"hold the name warm-p-a", more("b", func(v *VM) { v.Name = "warm-p-a" })},
+		{"come from one key", func(t *tx) {
+			vm(func(v *VM) { v.Key = "k" })(t)
+			more("b", func(v *VM) { v.Key = "k" })(t)
+		}},
+		{"its key belongs to VM other", func(t *tx) {
+			vm(func(v *VM) { v.Key = "k" })(t)
+			t.insert(tableOp, &Operation{Key: "k", Ref: "other"})
+		}},
+		{"is said to hold", vm(func(v *VM) { v.MemoryMiB++ })},
+		{"is said to hold", func(t *tx) { t.insert(tableUse, &Use{Node: "n1", VMs: 7}) }},
+		{"is said to hold", func(t *tx) { t.insert(tableUse, &Use{Node: "absent", VMs: 1}) }},
+		{"nodes hold VMs and 0 are counted", func(t *tx) { t.remove(tableUse, &Use{Node: "n1"}) }},
+		{"has 3 macOS guests; 2 are allowed", func(t *tx) {
+			for _, id := range []string{"x", "y", "z"} {
+				more(id, func(v *VM) { v.GuestOS, v.State = api.GuestMacOS, api.StateDeleting })(t)
+			}
+		}},
+		{"keeps 2 ready of 1 in all", pool(func(p *Pool) { p.MinReady, p.MaxTotal = 2, 1 })},
+		{"keeps 33 ready", pool(func(p *Pool) { p.MinReady, p.MaxTotal = 33, 50 })},
+		{"of 101 in all", pool(func(p *Pool) { p.MaxTotal = 101 })},
+		{"keeps -1 ready", pool(func(p *Pool) { p.MinReady = -1 })},
+		{"does not follow min_ready", pool(func(p *Pool) { p.MaxTotal++ })},
+		{"counts -1 claims", func(t *tx) { t.insert(tableClaims, &ClaimStat{Pool: "p", Claims: -1}) }},
+		{"operations are counted and 1 are there", func(t *tx) { t.insert(tableOp, &Operation{Key: "k"}) }},
+	} {
+		f := newFleet(t)
+		f.node("n1")
+		f.image("img")
+		f.pool("p", "", "img", 1)
+		f.ready("p", "n1", "a")
+		txn := f.state.now.Load().db.Txn(true)
+		c.spoil(&tx{View: View{txn: txn}, index: f.index})
+		txn.Commit()
+		if err := f.view().Check(); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("got %v, want %q", err, c.want)
+		}
+	}
+}
