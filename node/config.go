@@ -112,8 +112,17 @@ func (c Config) filled() (Config, error) {
 		c.Logger = hclog.NewNullLogger()
 	}
 	c.Central = slices.Clone(c.Central)
+	if c.AdvertiseURL != "" && !isURL(c.AdvertiseURL) {
+		return c, fmt.Errorf("--advertise-url %q must be a URL such as http://10.0.0.5:7788", c.AdvertiseURL)
+	}
+	c.AdvertiseURL = strings.TrimRight(c.AdvertiseURL, "/")
+	// What central would refuse in every report is refused here, once.
+	sample := api.Register{Name: c.Name, UUID: "00000000-0000-0000-0000-000000000000", BootID: "x", Instance: "x", URL: "x", Labels: c.Labels}
+	if err := sample.Check(); err != nil {
+		return c, fmt.Errorf("--label: %w", err)
+	}
 	for i, u := range c.Central {
-		if !strings.HasPrefix(u, "http://") && !strings.HasPrefix(u, "https://") {
+		if !isURL(u) {
 			return c, fmt.Errorf("--central %q must be a URL such as http://127.0.0.1:7799", u)
 		}
 		c.Central[i] = strings.TrimRight(u, "/")
@@ -129,6 +138,10 @@ func (c Config) guarded(addr net.Addr) error {
 		return nil
 	}
 	return fmt.Errorf("%s can be reached from other hosts and no token is set: give --admin-token-file, or listen on 127.0.0.1", addr)
+}
+
+func isURL(s string) bool {
+	return strings.HasPrefix(s, "http://") || strings.HasPrefix(s, "https://")
 }
 
 func steering(drivers []machine.Driver) Steering {

@@ -56,6 +56,7 @@ type Daemon struct {
 	phase   phase
 	busy    sync.WaitGroup // requests and timers that use the store
 	cancel  context.CancelFunc
+	closing chan struct{} // closed when the daemon begins to end: nobody may wait for a VM any more
 	ended   chan struct{} // closed when Run has returned
 }
 
@@ -77,7 +78,7 @@ func New(cfg Config) (*Daemon, error) {
 	}
 	d := &Daemon{
 		cfg: cfg, log: cfg.Logger.Named("node").With("node", cfg.Name), events: newEvents(), vms: map[string]*vm{}, tombs: map[string]tombstone{},
-		steer: steering(cfg.Drivers), ended: make(chan struct{}),
+		steer: steering(cfg.Drivers), closing: make(chan struct{}), ended: make(chan struct{}),
 	}
 	d.instance.Store(uuid.NewString())
 	d.beats = newBeats(d)
@@ -139,6 +140,9 @@ func (d *Daemon) run(ctx context.Context) (err error) {
 	if tcp, ok := listener.Addr().(*net.TCPAddr); ok {
 		d.loopback = tcp.IP.IsLoopback()
 	}
+	if tcp, ok := listener.Addr().(*net.TCPAddr); ok && tcp.IP.IsUnspecified() && d.cfg.AdvertiseURL == "" && len(d.cfg.Central) > 0 {
+		return fmt.Errorf("%s is every address of this host: say with --advertise-url at which one central reaches it", tcp)
+	}
 	if d.cfg.AdvertiseURL == "" {
 		d.cfg.AdvertiseURL = "http://" + listener.Addr().String()
 	}
@@ -177,6 +181,7 @@ func (d *Daemon) run(ctx context.Context) (err error) {
 		server.Close()
 	}
 	d.setPhase(phaseEnded)
+	close(d.closing)
 	d.busy.Wait()
 	background.Wait()
 	endLives()
@@ -281,9 +286,11 @@ func (d *Daemon) keepHouse(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
+		var saving sync.WaitGroup // at once, so that they share a commit
 		for _, v := range d.list() {
-			v.saveRemainder()
+			saving.Go(v.saveRemainder)
 		}
+		saving.Wait()
 		if err := d.forgetOld(); err != nil {
 			d.log.Warn("old records are not removed", "error", err)
 		}
@@ -352,7 +359,7 @@ func (d *Daemon) rebooted() {
 	for _, v := range ending {
 		select {
 		case <-v.gone:
-		case <-d.liveCtx.Done():
+		case <-d.closing:
 		}
 	}
 	d.beats.poke()

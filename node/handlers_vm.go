@@ -358,13 +358,7 @@ func (d *Daemon) deleteVM(c *call) (answer, error) {
 	if first {
 		d.carriedOut(c, "delete", v.id, v.view().Name, nil)
 	}
-	select {
-	case <-v.gone:
-		return answer{status: http.StatusNoContent}, nil
-	case <-c.Context().Done():
-	case <-d.liveCtx.Done():
-	}
-	return answer{}, api.Errorf(api.CodeOutcomeUnknown, "VM %s is still being deleted; it will be gone soon", v.id)
+	return v.awaitGone(c.Context())
 }
 
 func (d *Daemon) buried(id string) bool {

@@ -17,6 +17,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
+
 	"github.com/fluxvm/fluxvm/pkg/api"
 )
 
@@ -93,7 +95,7 @@ func (b *beats) follow(named []string) {
 	}
 	want := slices.Clone(b.d.cfg.Central)
 	for _, u := range named {
-		if strings.HasPrefix(u, "http://") || strings.HasPrefix(u, "https://") {
+		if isURL(u) {
 			want = append(want, strings.TrimRight(u, "/"))
 		}
 	}
@@ -134,7 +136,11 @@ func (b *beats) loop(ctx context.Context, t *target) {
 			b.d.metrics.beat("failed")
 			if why := err.Error(); why != t.wrong {
 				t.wrong = why
-				b.d.log.Warn("a replica does not take this node's report; trying again", "replica", t.url, "error", err)
+				level := hclog.Warn
+				if errors.Is(err, &api.Error{Code: api.CodeNotLeader}) {
+					level = hclog.Debug // it only joins at the leader, whichever replica that is
+				}
+				b.d.log.Log(level, "a replica does not take this node's report; trying again", "replica", t.url, "error", err)
 			}
 			// Half of the wait is random, lest many nodes come back at one moment.
 			pause(ctx, nil, backoff/2+rand.N(backoff/2))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net/http"
 	"os"
 	"slices"
 	"sync"
@@ -378,6 +379,7 @@ func (v *vm) adopt(ctx context.Context) {
 		if v.rec.Booted == 0 { // the daemon ended between the machine's start and its record's
 			v.rec.Booted, v.rec.StartedAt = v.rec.Boots, v.d.wall()
 		}
+		v.rec.Failed = ""
 		v.attachLocked(m, v.settlePause(ctx, m, rec))
 		return
 	case rec.Wanted == api.StateDeleting || rec.Wanted == api.StateStopped || rec.Failed != "" || rec.Booted < rec.Boots:
@@ -562,6 +564,27 @@ func (v *vm) await(ctx context.Context, done func(api.VMState) bool) error {
 			return api.Errorf(api.CodeConflict, "VM %s is deleted now", v.id)
 		case <-changed:
 		}
+	}
+}
+
+// awaitGone blocks until the VM is gone, a step of that fails, or nobody waits any more.
+func (v *vm) awaitGone(ctx context.Context) (answer, error) {
+	for {
+		v.mu.Lock()
+		fault, changed := v.fault, v.changed
+		v.mu.Unlock()
+		if fault != nil {
+			return answer{}, api.Errorf(api.CodeInternal, "VM %s is not deleted yet; the host goes on trying: %s", v.id, message(fault))
+		}
+		select {
+		case <-v.gone:
+			return answer{status: http.StatusNoContent}, nil
+		case <-changed:
+			continue
+		case <-ctx.Done():
+		case <-v.d.closing:
+		}
+		return answer{}, api.Errorf(api.CodeOutcomeUnknown, "VM %s is still being deleted; it will be gone soon", v.id)
 	}
 }
 
