@@ -1,0 +1,169 @@
+package api
+
+// Quota bounds what a tenant may hold at once. Null is no limit, 0 is none.
+type Quota struct {
+	MaxVMs         *int64 `json:"max_vms"`
+	MaxVCPUs       *int64 `json:"max_vcpus"`
+	MaxMemoryMiB   *int64 `json:"max_memory_mib"`
+	MaxMacOSGuests *int64 `json:"max_macos_guests"`
+	MaxLeases      *int64 `json:"max_leases"`
+	MaxPools       *int64 `json:"max_pools"`
+}
+
+// Holding is what a tenant holds now, in the same units as its quota.
+type Holding struct {
+	VMs         int64 `json:"vms"`
+	VCPUs       int64 `json:"vcpus"`
+	MemoryMiB   int64 `json:"memory_mib"`
+	MacOSGuests int64 `json:"macos_guests"`
+	Leases      int64 `json:"leases"`
+	Pools       int64 `json:"pools"`
+}
+
+// Tenant is one who owns VMs, pools and leases. Time limits are null where there is none.
+type Tenant struct {
+	Name              string `json:"name"`
+	Quota             Quota  `json:"quota"`
+	DefaultTTLSeconds *int64 `json:"default_ttl_seconds"`
+	MaxTTLSeconds     *int64 `json:"max_ttl_seconds"`
+	CreatedAt         Time   `json:"created_at"`
+	Version           uint64 `json:"version"`
+}
+
+// TenantRequest is the body of POST /fleet/tenants.
+type TenantRequest struct {
+	Name              string `json:"name"`
+	Quota             Quota  `json:"quota,omitzero"`
+	DefaultTTLSeconds *int64 `json:"default_ttl_seconds,omitempty"`
+	MaxTTLSeconds     *int64 `json:"max_ttl_seconds,omitempty"`
+}
+
+// TenantPatch is the merge patch of PATCH /fleet/tenants/{name}. A null limit is taken off.
+type TenantPatch struct {
+	Quota             QuotaPatch      `json:"quota,omitzero"`
+	DefaultTTLSeconds Optional[int64] `json:"default_ttl_seconds,omitzero"`
+	MaxTTLSeconds     Optional[int64] `json:"max_ttl_seconds,omitzero"`
+}
+
+// QuotaPatch changes single limits.
+type QuotaPatch struct {
+	MaxVMs         Optional[int64] `json:"max_vms,omitzero"`
+	MaxVCPUs       Optional[int64] `json:"max_vcpus,omitzero"`
+	MaxMemoryMiB   Optional[int64] `json:"max_memory_mib,omitzero"`
+	MaxMacOSGuests Optional[int64] `json:"max_macos_guests,omitzero"`
+	MaxLeases      Optional[int64] `json:"max_leases,omitzero"`
+	MaxPools       Optional[int64] `json:"max_pools,omitzero"`
+}
+
+// Roles of keys. An operator's key may be viewer or operator; a tenant's tenant or viewer.
+const (
+	RoleOperator = "operator"
+	RoleViewer   = "viewer"
+	RoleTenant   = "tenant"
+)
+
+// KeyRequest is the body of POST /fleet/tenants/{name}/keys and POST /fleet/operator-keys.
+type KeyRequest struct {
+	Role          string `json:"role"`
+	ExpiresInSecs int64  `json:"expires_in_secs,omitempty"` // 0: it does not expire
+}
+
+// Key is an API key. Secret is there only in the answer that made it.
+type Key struct {
+	ID         string  `json:"id"`
+	Tenant     *string `json:"tenant"` // null: an operator's
+	Role       string  `json:"role"`
+	Secret     string  `json:"secret,omitempty"`
+	CreatedAt  Time    `json:"created_at"`
+	ExpiresAt  Time    `json:"expires_at"`
+	LastUsedAt Time    `json:"last_used_at"` // to the minute
+}
+
+// TenantUsage is GET /fleet/tenants/{name}/usage.
+type TenantUsage struct {
+	Tenant string  `json:"tenant"`
+	Quota  Quota   `json:"quota"`
+	Used   Holding `json:"used"`
+}
+
+// Policy is what the operator allows.
+type Policy struct {
+	AllowSharedPoolClaims bool   `json:"allow_shared_pool_claims"`
+	RequireLeaseForMacOS  bool   `json:"require_lease_for_macos"`
+	IsolateTenantNetworks bool   `json:"isolate_tenant_networks"`
+	MinLeaseHours         int64  `json:"min_lease_hours"`    // on hosts that can run macOS
+	MaxBootsPerNode       int    `json:"max_boots_per_node"` // spares that one host starts at a time
+	Version               uint64 `json:"version"`
+}
+
+// PolicyPatch is the merge patch of PATCH /fleet/policy. Null puts a field back to its default.
+type PolicyPatch struct {
+	AllowSharedPoolClaims Optional[bool]  `json:"allow_shared_pool_claims,omitzero"`
+	RequireLeaseForMacOS  Optional[bool]  `json:"require_lease_for_macos,omitzero"`
+	IsolateTenantNetworks Optional[bool]  `json:"isolate_tenant_networks,omitzero"`
+	MinLeaseHours         Optional[int64] `json:"min_lease_hours,omitzero"`
+	MaxBootsPerNode       Optional[int]   `json:"max_boots_per_node,omitzero"`
+}
+
+// DefaultPolicy is that of a fresh fleet.
+func DefaultPolicy() Policy {
+	return Policy{RequireLeaseForMacOS: true, MinLeaseHours: 24, MaxBootsPerNode: 4}
+}
+
+// Check refuses values that no policy could have.
+func (p *PolicyPatch) Check() error {
+	return checkNumbers(numberRule{"min_lease_hours", p.MinLeaseHours.V, 24 * 366}, numberRule{"max_boots_per_node", int64(p.MaxBootsPerNode.V), 1000})
+}
+
+// Check refuses values that no tenant could have.
+func (r *TenantRequest) Check() error {
+	if r.Name == "operator" {
+		return Invalid("name", "operator is not a tenant's name; choose another")
+	}
+	q := r.Quota
+	return first(CheckName("name", r.Name, MaxPoolName), checkLimit("quota.max_vms", q.MaxVMs), checkLimit("quota.max_vcpus", q.MaxVCPUs),
+		checkLimit("quota.max_memory_mib", q.MaxMemoryMiB), checkLimit("quota.max_macos_guests", q.MaxMacOSGuests), checkLimit("quota.max_leases", q.MaxLeases),
+		checkLimit("quota.max_pools", q.MaxPools), checkTTL("default_ttl_seconds", r.DefaultTTLSeconds), checkTTL("max_ttl_seconds", r.MaxTTLSeconds))
+}
+
+// Check refuses values that no tenant could have.
+func (p *TenantPatch) Check() error {
+	q := p.Quota
+	return first(checkLimit("quota.max_vms", value(q.MaxVMs)), checkLimit("quota.max_vcpus", value(q.MaxVCPUs)), checkLimit("quota.max_memory_mib", value(q.MaxMemoryMiB)),
+		checkLimit("quota.max_macos_guests", value(q.MaxMacOSGuests)), checkLimit("quota.max_leases", value(q.MaxLeases)), checkLimit("quota.max_pools", value(q.MaxPools)),
+		checkTTL("default_ttl_seconds", value(p.DefaultTTLSeconds)), checkTTL("max_ttl_seconds", value(p.MaxTTLSeconds)))
+}
+
+// value is the value of a field that is there and not null.
+func value[V any](o Optional[V]) *V {
+	if !o.Set || o.Null {
+		return nil
+	}
+	return &o.V
+}
+
+func checkLimit(field string, n *int64) error {
+	if n != nil && (*n < 0 || *n > 1<<40) {
+		return Invalid(field, "%s must be a whole number of at least 0, or null for no limit", field)
+	}
+	return nil
+}
+
+func checkTTL(field string, n *int64) error {
+	if n != nil && (*n < 1 || *n > MaxTTLSeconds) {
+		return Invalid(field, "%s must be from 1 to %d, or null", field, MaxTTLSeconds)
+	}
+	return nil
+}
+
+// Check refuses a key nobody could have. ofOperator says whose it is.
+func (r *KeyRequest) Check(ofOperator bool) error {
+	other := RoleTenant
+	if ofOperator {
+		other = RoleOperator
+	}
+	if r.Role != RoleViewer && r.Role != other {
+		return Invalid("role", "role must be %s or %s", other, RoleViewer)
+	}
+	return checkNumbers(numberRule{"expires_in_secs", r.ExpiresInSecs, 10 * 366 * 24 * 3600})
+}
