@@ -78,6 +78,22 @@ func TestRefusedRequestLeavesItsKeyFree(t *testing.T) {
 	}
 }
 
+func TestRefusalThatComesLateUndoesWhatCameBefore(t *testing.T) {
+	f := poolFleet(t)
+	l := Launch{Name: "build", Image: "img", VCPUs: 2}
+	if r := f.launch("b", "k", l, "n1"); r.Err == nil || r.Err.Code != api.CodeConflict { // after the key was bound
+		t.Errorf("got %+v, want a conflict: there is a VM b", r)
+	}
+	if op := f.launched("c", "k", l, "n1"); op.Ref != "c" {
+		t.Errorf("got %+v, want the key free", op)
+	}
+	f.launched("x", "k2", Launch{Name: "warm", Image: "img"})
+	f.refused(api.CodeConflict, "", KindFailHandOver, FailHandOver{ID: "a", NewID: "b", Candidates: []string{"n1"}}) // after the spare was ended
+	if v := f.vm("a"); !v.HandOver || v.Key != "k2" {
+		t.Errorf("got %+v, want the claim as it was", v)
+	}
+}
+
 func TestKeysExpireAfterADayOfFSMTime(t *testing.T) {
 	f := newFleet(t)
 	f.node("n1")
@@ -207,7 +223,9 @@ func TestTimeNeverGoesBackAndNothingExpiresEarly(t *testing.T) {
 	f := poolFleet(t)
 	now := f.view().Meta().Now
 	f.now -= 3_600_000
-	f.launched("x", "", Launch{Name: "build", Pool: "p", TTLSeconds: 60})
+	if op := f.launched("x", "k", Launch{Name: "build", Pool: "p", TTLSeconds: 60}); op.At != now {
+		t.Errorf("got %+v, want its day to begin at %s", op, now)
+	}
 	if got := f.view().Meta().Now; got != now {
 		t.Errorf("the time went from %s to %s", now, got)
 	}
