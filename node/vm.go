@@ -501,7 +501,7 @@ func (v *vm) armLocked() {
 
 // expire deletes the VM if its deadline has passed; otherwise it sets the timer again.
 func (v *vm) expire() {
-	if !v.d.enter() {
+	if !v.d.hold() {
 		return
 	}
 	defer v.d.leave()
