@@ -16,13 +16,16 @@ import (
 )
 
 func (a *app) fleetCommand() *cobra.Command {
-	return a.group("fleet", "VMs, warm pools, nodes and images of the fleet", "",
+	return a.group("fleet", "VMs, warm pools, nodes, tenants and leases of the fleet", "",
 		`  fluxctl fleet launch build-42 --image macos-27-xcode --ttl 2h
   fluxctl fleet exec build-42 -- uname -a
   fluxctl fleet pools`,
 		a.launch(), a.vms(), a.vm(), a.removeVMs(), a.execVM(),
 		a.pools(), a.pool(), a.createPool(), a.setPool(), a.rollPool(), a.removePool(),
-		a.nodes(), a.node(), a.cordon(), a.uncordon(), a.drain(),
+		a.nodes(), a.node(), a.cordon(), a.uncordon(), a.drain(), a.scrub(),
+		a.leases(), a.lease(), a.setLease(), a.endLease(),
+		a.tenants(), a.tenant(), a.createTenant(), a.setTenant(), a.removeTenant(), a.keys(), a.createKey(), a.revokeKey(),
+		a.policy(), a.prices(), a.usage(), a.ledger(), a.adjustLedger(),
 		a.images(), a.addImage(), a.removeImage(),
 		a.capacity(), a.activity(), a.events())
 }
