@@ -148,6 +148,9 @@ func (a *app) createKey() *cobra.Command {
 		if err != nil {
 			return err
 		}
+		if key.Secret == "" {
+			return fmt.Errorf("key %s was made, but its secret was lost with the answer; end it and make another: fluxctl fleet key-revoke %s %s", key.ID, k.words(), key.ID)
+		}
 		if ok, err := a.json(key); ok {
 			return err
 		}

@@ -75,6 +75,10 @@ func leaseTrouble(l api.Lease) string {
 		if len(l.BlockedBy) > 0 {
 			return "waits for " + count(len(l.BlockedBy), "VM") + " of others to leave " + strings.Join(l.Nodes, ", ")
 		}
+	case api.LeaseEnding:
+		if len(l.BlockedBy) > 0 {
+			return "waits for " + count(len(l.BlockedBy), "VM") + " to be gone from " + strings.Join(l.Nodes, ", ") + " before the scrub"
+		}
 	case api.LeaseScrubFailed:
 		var failed, why []string
 		for _, s := range l.Scrubs {

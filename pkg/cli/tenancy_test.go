@@ -342,6 +342,14 @@ func TestLeaseEndSaysWhenItReallyEnds(t *testing.T) {
 	}
 }
 
+func TestASecretThatIsLostFailsTheCommand(t *testing.T) {
+	w := newWorld(t, newFake(t, answers{"POST /fleet/tenants/{name}/keys": acmeKey()}))
+	want := said("✗ key k-1 was made, but its secret was lost with the answer; end it and make another: fluxctl fleet key-revoke acme k-1")
+	if got := w.run("fleet key-create acme"); got != 1 || w.out.Len() > 0 || withoutProgress(w.err.String()) != want {
+		t.Errorf("got %d, %q, %s", got, &w.out, &w.err)
+	}
+}
+
 func TestAPendingLeaseSaysWhatItWaitsFor(t *testing.T) {
 	l := studioLease()
 	l.State, l.StartsAt, l.BlockedBy = api.LeasePending, 0, []string{vmID}
@@ -351,6 +359,10 @@ func TestAPendingLeaseSaysWhatItWaitsFor(t *testing.T) {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	if got := leaseTrouble(l); got != "waits for 1 VM of others to leave studio-1" {
+		t.Errorf("got %q", got)
+	}
+	l.State = api.LeaseEnding
+	if got := leaseTrouble(l); got != "waits for 1 VM to be gone from studio-1 before the scrub" {
 		t.Errorf("got %q", got)
 	}
 }
