@@ -120,7 +120,7 @@ func (f *Fleet) start(ctx context.Context) error {
 		return err
 	}
 	for _, r := range f.replicas {
-		if err := f.await(ctx, r.name+" to be ready", r.done, func() bool { return f.ok(r.url + "/readyz") }); err != nil {
+		if err := f.await(ctx, r.name+" to be ready", r.done, func() bool { return f.ok(ctx, r.url+"/readyz") }); err != nil {
 			return errors.Join(err, r.err)
 		}
 	}
@@ -130,7 +130,7 @@ func (f *Fleet) start(ctx context.Context) error {
 		}
 	}
 	for _, n := range f.nodes {
-		if err := f.await(ctx, n.name+" to register", n.done, func() bool { return f.ok(f.replicas[0].url + "/fleet/nodes/" + n.name) }); err != nil {
+		if err := f.await(ctx, n.name+" to register", n.done, func() bool { return f.ok(ctx, f.replicas[0].url+"/fleet/nodes/"+n.name) }); err != nil {
 			return errors.Join(err, n.err)
 		}
 	}
@@ -154,9 +154,16 @@ func operatorToken(dir string) (string, error) {
 	return token, nil
 }
 
-func (f *Fleet) startReplicas() error {
+func (f *Fleet) startReplicas() (err error) {
 	var servers []consensus.Server
 	var ports []net.Listener
+	defer func() {
+		if err != nil {
+			for _, port := range ports[len(f.replicas):] { // those that no replica runs on
+				port.Close()
+			}
+		}
+	}()
 	for i := 1; i <= f.cfg.Replicas; i++ {
 		port, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
@@ -211,8 +218,8 @@ func (f *Fleet) startNode(i int) error {
 }
 
 // ok says whether a GET by the operator answers 200.
-func (f *Fleet) ok(url string) bool {
-	req, err := http.NewRequest(http.MethodGet, url, nil)
+func (f *Fleet) ok(ctx context.Context, url string) bool {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return false
 	}
