@@ -62,7 +62,7 @@ func (r *rig) sameState() {
 func (n *modelNode) away() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.silent || n.closed || n.mute || n.failBoots
+	return n.silent || n.closed || n.failBoots
 }
 
 // nodesAgree compares what the nodes have with the rows.
@@ -117,7 +117,7 @@ func (r *rig) ordersMakeSense() {
 				}
 				madeOn[o.id] = name
 			case o.op == "PATCH" && o.outcome == "done":
-				if other := names[o.id]; other != "" && other != o.name && !r.renames {
+				if other := names[o.id]; other != "" && other != o.name {
 					r.t.Errorf("VM %s was handed over as %s and as %s", o.id, other, o.name)
 				}
 				names[o.id] = o.name

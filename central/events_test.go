@@ -138,7 +138,7 @@ func (s *stream) so(far int) (ids, says []string) {
 }
 
 func TestAStreamGoesOnOverALeaderChange(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1")
 		first := r.follower()
 		s, status, stop := r.follow(first, "?from=now", "")
@@ -185,7 +185,7 @@ func TestAStreamGoesOnOverALeaderChange(t *testing.T) {
 }
 
 func TestAStreamFromBeforeASnapshotIsGoneAndOneFromNowGoesOn(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1")
 		r.launch(r.leader(), body{"name": "a", "image": "tiny"})
 		r.wait(5 * time.Second)

@@ -21,7 +21,7 @@ func (r *rig) ask(replica, method, path string, b any, header ...string) <-chan 
 }
 
 func TestTheNextLeaderFinishesAHandOver(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2")
 		r.pool("p", body{"image": "tiny", "min_ready": 2, "max_total": 3})
 		old := r.leader()
@@ -55,7 +55,7 @@ func TestTheNextLeaderFinishesAHandOver(t *testing.T) {
 }
 
 func TestTheNextLeaderRepeatsACreateByID(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2")
 		old := r.leader()
 		r.node("n1").with(func() { r.node("n1").lose = 1 << 30 })
@@ -75,7 +75,7 @@ func TestTheNextLeaderRepeatsACreateByID(t *testing.T) {
 }
 
 func TestOneKeyOnTwoReplicasHasOneEffect(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2")
 		r.pool("p", body{"image": "tiny", "min_ready": 3})
 		var all sync.WaitGroup
@@ -99,7 +99,7 @@ func TestOneKeyOnTwoReplicasHasOneEffect(t *testing.T) {
 }
 
 func TestADeposedLeaderIsRefusedByTokenAndServesNoDefaultRead(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2")
 		a := r.launch(r.leader(), body{"name": "a", "image": "tiny", "node": "n1"})
 		old := r.leader()
@@ -143,7 +143,7 @@ func TestADeposedLeaderIsRefusedByTokenAndServesNoDefaultRead(t *testing.T) {
 func TestTTLsFireOverAFailoverAndNothingEarlyWhateverWallClocksDo(t *testing.T) {
 	for _, jumps := range [][3]time.Duration{{0, 0, 0}, {time.Hour, -time.Hour, time.Hour}, {-time.Hour, time.Hour, -time.Hour}} {
 		t.Run(fmt.Sprint(jumps), func(t *testing.T) {
-			scenario(t, 1, func(r *rig) {
+			scenario(t, 1, func(t *testing.T, r *rig) {
 				r.ready("n1", "n2")
 				r.pool("p", body{"image": "tiny", "min_ready": 1})
 				began := time.Now()
@@ -198,7 +198,7 @@ func TestTTLsFireOverAFailoverAndNothingEarlyWhateverWallClocksDo(t *testing.T) 
 }
 
 func TestWithAllReplicasDownNodesKeepDeadlinesAndNothingIsLost(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2")
 		r.pool("p", body{"image": "tiny", "min_ready": 1})
 		short := r.launch(r.leader(), body{"name": "short", "image": "tiny", "ttl_seconds": 60, "balloon": body{}})
@@ -230,7 +230,7 @@ func TestWithAllReplicasDownNodesKeepDeadlinesAndNothingIsLost(t *testing.T) {
 }
 
 func TestASilentNodeIsSuspectThenUnreachableThenBackWithItsInventory(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1")
 		r.pool("p", body{"image": "tiny", "min_ready": 1})
 		kept := r.launch(r.leader(), body{"name": "kept", "image": "tiny"})
@@ -294,7 +294,7 @@ func TestASilentNodeIsSuspectThenUnreachableThenBackWithItsInventory(t *testing.
 }
 
 func TestAClaimTakesNoSpareOfASilentNode(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2")
 		r.pool("p", body{"image": "tiny", "min_ready": 1, "nodes": []string{"n1"}})
 		r.node("n1").with(func() { r.node("n1").silent = true })
@@ -309,7 +309,7 @@ func TestAClaimTakesNoSpareOfASilentNode(t *testing.T) {
 }
 
 func TestARebootEndsVMsAndPoolsRefill(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1")
 		r.pool("p", body{"image": "tiny", "min_ready": 2})
 		a := r.launch(r.leader(), body{"name": "a", "pool": "p"})
@@ -328,7 +328,7 @@ func TestARebootEndsVMsAndPoolsRefill(t *testing.T) {
 }
 
 func TestWhatANodeForgotIsGoneAndWhatNobodyOrderedIsRemoved(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1")
 		a := r.launch(r.leader(), body{"name": "a", "image": "tiny"})
 		n1 := r.node("n1")
@@ -357,7 +357,7 @@ func TestWhatANodeForgotIsGoneAndWhatNobodyOrderedIsRemoved(t *testing.T) {
 }
 
 func TestADrainMovesSparesEndsWhatHasATTLAndLeavesTheRest(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2")
 		r.pool("p", body{"image": "tiny", "min_ready": 2})
 		short := r.launch(r.leader(), body{"name": "short", "image": "tiny", "ttl_seconds": 3600, "node": "n1", "balloon": body{}})
@@ -382,7 +382,7 @@ func TestADrainMovesSparesEndsWhatHasATTLAndLeavesTheRest(t *testing.T) {
 }
 
 func TestARollKeepsAllButOneReady(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2")
 		r.image("next")
 		r.pool("p", body{"image": "tiny", "min_ready": 3})
@@ -400,7 +400,7 @@ func TestARollKeepsAllButOneReady(t *testing.T) {
 }
 
 func TestAStoppedLeaderHandsOverAndLaunchesGoOn(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2")
 		r.pool("p", body{"image": "tiny", "min_ready": 2})
 		for i := range 6 {

@@ -24,7 +24,7 @@ func (r *rig) launch(replica string, b body, header ...string) api.LaunchAnswer 
 }
 
 func TestALaunchThroughAFollowerIsForwardedOnce(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2")
 		r.pool("p", body{"image": "tiny", "min_ready": 1})
 		follower := r.follower()
@@ -57,7 +57,7 @@ func TestParallelLaunchesNeverShareASpare(t *testing.T) {
 	const spares, launches = 5, 40
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
-			scenario(t, seed, func(r *rig) {
+			scenario(t, seed, func(t *testing.T, r *rig) {
 				for i := range 3 {
 					r.addNode(fmt.Sprint("n", i), func(n *modelNode) {
 						n.lag = func() time.Duration { return time.Duration(r.random(30)) * time.Millisecond }
@@ -110,7 +110,7 @@ func TestParallelLaunchesNeverShareASpare(t *testing.T) {
 func TestALostReplyOnCreateIsAskedForAgainByID(t *testing.T) {
 	for _, lost := range []int{1, 3, orderTries + 2} {
 		t.Run(fmt.Sprint(lost, " lost"), func(t *testing.T) {
-			scenario(t, 1, func(r *rig) {
+			scenario(t, 1, func(t *testing.T, r *rig) {
 				r.ready("n1", "n2")
 				r.node("n1").with(func() { r.node("n1").lose = lost })
 				got := r.launch(r.leader(), body{"name": "a", "image": "tiny"})
@@ -143,7 +143,7 @@ func count(yes bool) int {
 // The node made the VM and its answer was lost; then its port is closed. Only that a first order could not be sent
 // lets a VM go elsewhere.
 func TestAVMThatMayHaveBeenMadeGoesNowhereElse(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2")
 		n1 := r.node("n1")
 		n1.with(func() { n1.lose = 1 })
@@ -162,7 +162,7 @@ func TestAVMThatMayHaveBeenMadeGoesNowhereElse(t *testing.T) {
 }
 
 func TestANodeThatCannotBeReachedIsPassedOver(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2")
 		r.node("n1").with(func() { r.node("n1").closed = true })
 		if got := r.launch(r.leader(), body{"name": "a", "image": "tiny"}); got.Node != "n2" {
@@ -174,7 +174,7 @@ func TestANodeThatCannotBeReachedIsPassedOver(t *testing.T) {
 func TestARefusalGoesToTheNextCandidate(t *testing.T) {
 	for _, code := range []api.Code{api.CodeHostPressure, api.CodeHostFull, api.CodeUnavailable, api.CodeInvalid} {
 		t.Run(string(code), func(t *testing.T) {
-			scenario(t, 1, func(r *rig) {
+			scenario(t, 1, func(t *testing.T, r *rig) {
 				r.ready("n1", "n2", "n3")
 				for _, n := range []string{"n1", "n2"} {
 					r.node(n).with(func() { r.node(n).refuse = api.Errorf(code, "not now") })
@@ -193,7 +193,7 @@ func TestARefusalGoesToTheNextCandidate(t *testing.T) {
 }
 
 func TestWhenAllRefuseNothingIsLeft(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2")
 		for _, n := range r.nodes {
 			n.with(func() { n.refuse = api.Errorf(api.CodeHostPressure, "the host is under memory pressure") })
@@ -216,7 +216,7 @@ func TestWhenAllRefuseNothingIsLeft(t *testing.T) {
 }
 
 func TestALaunchThatFitsNowhereSaysWhy(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2", "n3")
 		r.call(r.leader(), "POST", "/fleet/nodes/n1/cordon", nil)
 		got := r.call(r.leader(), "POST", "/fleet/vms", body{"name": "a", "image": "tiny", "memory_mib": 1 << 20})
@@ -235,7 +235,7 @@ func TestALaunchThatFitsNowhereSaysWhy(t *testing.T) {
 }
 
 func TestARefusedRenameEndsTheSpareAndBootsNormally(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2")
 		r.pool("p", body{"image": "tiny", "min_ready": 1})
 		for _, n := range r.nodes {
@@ -258,7 +258,7 @@ func TestARefusedRenameEndsTheSpareAndBootsNormally(t *testing.T) {
 }
 
 func TestASpareThatDiedIsNotHandedOver(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2")
 		r.pool("p", body{"image": "tiny", "min_ready": 1})
 		spare := into[api.Pool](t, r.call(r.leader(), "GET", "/fleet/pools/p", nil)).Warm[0]
@@ -275,7 +275,7 @@ func TestASpareThatDiedIsNotHandedOver(t *testing.T) {
 }
 
 func TestAPoolDelaysForFullHostsAndBacksOffForFailures(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.addNode("n1", func(n *modelNode) { n.failBoots = true })
 		r.registered()
 		r.image("tiny")

@@ -50,7 +50,6 @@ type modelNode struct {
 	noRename   *api.Error    // what changes are refused with
 	silent     bool          // answers nothing and sends no beats
 	closed     bool          // nothing listens: connections are refused
-	mute       bool          // answers orders but sends no beats
 	failBoots  bool          // machines fail instead of running
 	bootTakes  time.Duration // 0: bootTakes
 	late       time.Duration // the next order arrives that late, after its sender has given up
@@ -189,7 +188,7 @@ func (n *modelNode) reportAll() time.Duration {
 	next := 10 * time.Second
 	for _, replica := range n.rig.names {
 		n.mu.Lock()
-		quiet := n.silent || n.closed || n.mute
+		quiet := n.silent || n.closed
 		body := n.report()
 		whole := n.acked[replica] != body.VMsDigest
 		token := n.secret()

@@ -2,6 +2,7 @@ package central
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -254,5 +255,35 @@ func TestManyReportsFitIntoTheLog(t *testing.T) {
 	}
 	if sum != maxReports || len(sizes) < 2 {
 		t.Errorf("committed %v reports, want %d in several commands", sizes, maxReports)
+	}
+}
+
+func TestSparesOfSilentNodesAreNotHandedOut(t *testing.T) {
+	w := newWorld(t)
+	w.image("linux", api.GuestLinux)
+	now := time.Now()
+	f := newFleet(now)
+	for node, ago := range map[string]time.Duration{"fresh": time.Second, "silent": suspectAfter, "suspect": time.Hour} {
+		w.node(host(node))
+		f.listing(node, now.Add(-ago), "1")
+	}
+	w.health("suspect", api.NodeSuspect) // the state says it already
+	g := &reign{r: &Replica{fleet: f, wall: func() time.Time { return now }}}
+	got, err := g.rankLaunch(w.view(), "id", fsm.Launch{Name: "a", Image: "linux"})
+	if diff := cmp.Diff([]string{"silent"}, got.NoHandOut); err != nil || diff != "" {
+		t.Errorf("not to be handed out from (-want +got), %v:\n%s", err, diff)
+	}
+}
+
+func TestOrdersEndWithTheirReign(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	o := newOrders(&reign{ctx: ctx})
+	cancel()
+	o.close()
+	if how, err := o.settle(t.Context(), "a"); !errors.Is(err, errDeposed) {
+		t.Errorf("got %+v, %v; want that this replica no longer leads", how, err)
+	}
+	if len(o.active) != 0 {
+		t.Errorf("orders go on after the reign: %v", o.active)
 	}
 }

@@ -17,7 +17,7 @@ import (
 )
 
 func TestEveryPOSTHasOneEffectForOneKey(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2")
 		r.image("next")
 		r.pool("rolled", body{"image": "tiny", "min_ready": 1})
@@ -77,7 +77,7 @@ func TestEveryPOSTHasOneEffectForOneKey(t *testing.T) {
 }
 
 func TestAKeyIsMadeWhereNoneIsGiven(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1")
 		first := r.call(r.follower(), "POST", "/fleet/vms", body{"image": "tiny"})
 		key := first.header.Get(api.HeaderIdempotencyKey)
@@ -98,7 +98,7 @@ func TestAKeyIsMadeWhereNoneIsGiven(t *testing.T) {
 }
 
 func TestADryRunNeitherTakesNorKeepsAKey(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1")
 		r.call(r.leader(), "POST", "/fleet/vms?dry_run=true", body{"image": "tiny"}, api.HeaderIdempotencyKey, "k")
 		if got := r.call(r.leader(), "POST", "/fleet/vms", body{"image": "tiny", "name": "a"}, api.HeaderIdempotencyKey, "k"); got.status != 201 {
@@ -108,7 +108,7 @@ func TestADryRunNeitherTakesNorKeepsAKey(t *testing.T) {
 }
 
 func TestIfMatchHoldsAChangeToWhatWasRead(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1")
 		r.call(r.leader(), "POST", "/fleet/pools", body{"name": "p", "image": "tiny", "min_ready": 0})
 		r.launch(r.leader(), body{"name": "a", "image": "tiny", "balloon": body{}})
@@ -137,7 +137,7 @@ func TestIfMatchHoldsAChangeToWhatWasRead(t *testing.T) {
 }
 
 func TestABlockingReadWaitsForWhatItShows(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1")
 		r.call(r.leader(), "POST", "/fleet/pools", body{"name": "p", "image": "tiny", "min_ready": 0})
 		r.wait(5 * time.Second)
@@ -193,7 +193,7 @@ func index(a reply) uint64 {
 }
 
 func TestReadyzSaysWhetherRequestsCanBeServed(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		for _, name := range r.names {
 			for _, path := range []string{"/healthz", "/readyz", "/metrics", "/openapi.json"} {
 				if got, err := r.try(name, "", "GET", path, nil); err != nil || got.status != 200 {
@@ -246,7 +246,7 @@ func (r *rig) pagesOf(path string, limit int, between func()) (ids []string) {
 }
 
 func TestAPagedListIsTheSumOfItsPagesUnderWrites(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2", "n3")
 		var kept []string
 		for i := range 24 {
@@ -343,7 +343,7 @@ func mustRequest(target string) *http.Request {
 }
 
 func TestConsoleAndExecGoToTheNode(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1")
 		r.launch(r.leader(), body{"name": "a", "image": "tiny"})
 		if got := r.call(r.leader(), "POST", "/fleet/vms/a/exec", body{"argv": []string{"true"}}); got.status != 409 {

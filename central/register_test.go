@@ -24,7 +24,7 @@ func with(report api.Register, change func(*api.Register)) api.Register {
 }
 
 func TestANodeSpeaksForItselfAlone(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		leader, follower := r.leader(), r.follower()
 		token := into[api.JoinToken](t, r.call(leader, "POST", "/fleet/join-tokens", body{"kind": "node", "name_pattern": "studio-*"})).Token
 		register := func(replica, token string, report api.Register) reply {

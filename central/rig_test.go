@@ -41,7 +41,6 @@ type rig struct {
 	nodes   map[string]*modelNode
 	cut     map[[2]string]bool // replica and node that do not hear each other
 	passed  map[string]int     // requests passed from one replica to another, by the first
-	renames bool               // the scenario renames VMs itself
 }
 
 type member struct {
@@ -54,7 +53,7 @@ type member struct {
 }
 
 // scenario runs f in a bubble on a rig of three replicas that has a leader, and audits it at the end.
-func scenario(t *testing.T, seed uint64, f func(r *rig)) {
+func scenario(t *testing.T, seed uint64, f func(t *testing.T, r *rig)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		r := &rig{t: t, network: consensus.NewNetwork(), names: []string{"central-1", "central-2", "central-3"}, began: time.Now(), rng: rand.New(rand.NewPCG(seed, 1)),
@@ -64,7 +63,7 @@ func scenario(t *testing.T, seed uint64, f func(r *rig)) {
 			r.start(name)
 		}
 		r.leader()
-		f(r)
+		f(t, r)
 		r.audit()
 	})
 }

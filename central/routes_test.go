@@ -34,7 +34,7 @@ func (rt route) example() string {
 }
 
 func TestEveryRouteButTheOpenOnesNeedsAToken(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1")
 		for _, rt := range r.member(r.leader()).routes() {
 			if rt.role == roleAnyone {
@@ -56,7 +56,7 @@ func TestEveryRouteButTheOpenOnesNeedsAToken(t *testing.T) {
 }
 
 func TestEveryRouteOnAnEmptyFleetAnswersAsTheFileSays(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		for _, rt := range r.member(r.leader()).routes() {
 			if rt.path == "/fleet/events" {
 				continue // it does not end
@@ -140,7 +140,7 @@ func TestHostileInputIsRefusedClearly(t *testing.T) {
 		"an exec without a command": {"POST", "/fleet/vms/x/exec", []byte(`{"argv":[]}`), nil, 400, api.CodeInvalid, "argv", ""},
 		"a request id with spaces":  {"GET", "/fleet/vms/x", nil, []string{api.HeaderRequestID, "a b\tc"}, 404, api.CodeNotFound, "", ""},
 	}
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1")
 		r.call(r.leader(), "POST", "/fleet/pools", body{"name": "p", "image": "tiny", "min_ready": 0})
 		before := r.member(r.leader()).state.View().Index()
