@@ -43,7 +43,7 @@ Each flag can also be set in the file that --config names (the flag's name with 
     --initial central-1=127.0.0.1:7800,central-2=127.0.0.1:7810,central-3=127.0.0.1:7820`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := conf.Resolve(cmd.Flags(), "FLUXVM_CENTRAL_", o.config, os.LookupEnv); err != nil {
+			if err := conf.Resolve(cmd.Flags(), "FLUXVM_CENTRAL_", &o.config, os.LookupEnv, nil); err != nil {
 				return err
 			}
 			return runCentral(cmd, o)

@@ -78,7 +78,7 @@ func (a *app) showCluster(k api.Cluster) {
 			behind = strconv.FormatUint(k.Index-min(k.Index, r.AppliedIndex), 10)
 		}
 		contact := strconv.FormatInt(r.LastContactMS, 10) + "ms"
-		if r.Role == "leader" {
+		if r.Role == "leader" || r.LastContactMS < 0 {
 			contact = ""
 		}
 		g.row(r.Name, r.Role, health, behind, contact, r.Version, r.ClusterAddr, r.URL, strconv.FormatUint(r.AppliedIndex, 10))

@@ -3,11 +3,9 @@ package hostd
 import (
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"os/signal"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 
@@ -164,5 +162,3 @@ func defaultData() string {
 	}
 	return filepath.Join(home, ".local", "state", "fluxvm", "node")
 }
-
-func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

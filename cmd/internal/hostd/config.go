@@ -1,140 +1,17 @@
 package hostd
 
 import (
-	"errors"
-	"fmt"
-	"os"
-	"strings"
-
-	"github.com/BurntSushi/toml"
 	"github.com/spf13/pflag"
 
+	"github.com/fluxvm/fluxvm/cmd/internal/conf"
 	"github.com/fluxvm/fluxvm/node"
 )
 
 const envPrefix = "FLUXVM_NODE_"
 
-var errNoKey = errors.New("there is no such key; check its spelling")
-
-// resolve sets the flags that the command line left alone from the environment, and then from the file that config
-// names, and reads the file's settings.
-func resolve(flags *pflag.FlagSet, config *string, env func(string) (string, bool)) (node.Settings, error) {
-	var errs []error
-	set := map[string]bool{}
-	flags.VisitAll(func(f *pflag.Flag) {
-		if set[f.Name] = f.Changed; f.Changed || f.Name == "help" {
-			return
-		}
-		name := envPrefix + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
-		if value, ok := env(name); ok && value != "" {
-			set[f.Name] = true
-			if err := flags.Set(f.Name, value); err != nil {
-				errs = append(errs, fmt.Errorf("environment variable %s: %w", name, err))
-			}
-		}
-	})
-	if err := errors.Join(errs...); err != nil || *config == "" {
-		return node.Settings{}, err
-	}
-	return readFile(*config, flags, set)
-}
-
-// readFile reads the configuration file. Keys that mean nothing are refused with their line.
-func readFile(path string, flags *pflag.FlagSet, set map[string]bool) (node.Settings, error) {
-	var settings node.Settings
-	raw, err := os.ReadFile(path)
-	if err != nil {
-		return settings, fmt.Errorf("reading the configuration: %w", err)
-	}
-	var all map[string]toml.Primitive
-	md, err := toml.Decode(string(raw), &all)
-	if err != nil {
-		var at toml.ParseError
-		if errors.As(err, &at) {
-			return settings, fmt.Errorf("%s: line %d: %s", path, at.Position.Line, at.Message)
-		}
-		return settings, fmt.Errorf("%s: %w", path, err)
-	}
-	refuse := func(key toml.Key, err error) error {
-		return fmt.Errorf("%s: line %d: %s: %w", path, lineOf(string(raw), key), key, err)
-	}
-	for _, key := range sortedKeys(all) {
-		name := strings.ReplaceAll(key, "_", "-")
-		flag := flags.Lookup(name)
-		switch {
-		case key == "policy":
-			err = md.PrimitiveDecode(all[key], &settings.Policy)
-		case key == "sandbox":
-			err = md.PrimitiveDecode(all[key], &settings.Sandbox)
-		case flag == nil || strings.Contains(key, "-") || name == "config" || name == "help":
-			err = errNoKey
-		default:
-			err = setFlag(flags, flag, md, all[key], set[name])
-		}
-		if err != nil {
-			return settings, refuse(toml.Key{key}, err)
-		}
-	}
-	for _, key := range md.Undecoded() {
-		return settings, refuse(key, errNoKey)
-	}
-	return settings, nil
-}
-
-// setFlag gives a flag the file's value unless something stronger has set it.
-func setFlag(flags *pflag.FlagSet, flag *pflag.Flag, md toml.MetaData, value toml.Primitive, done bool) error {
-	var text string
-	switch flag.Value.Type() {
-	case "stringSlice":
-		var list []string
-		if err := md.PrimitiveDecode(value, &list); err != nil {
-			return err
-		}
-		text = strings.Join(list, ",")
-	case "stringToString":
-		var table map[string]string
-		if err := md.PrimitiveDecode(value, &table); err != nil {
-			return err
-		}
-		var pairs []string
-		for _, k := range sortedKeys(table) {
-			pairs = append(pairs, `"`+strings.ReplaceAll(k+"="+table[k], `"`, `""`)+`"`)
-		}
-		text = strings.Join(pairs, ",")
-	default:
-		var one any
-		if err := md.PrimitiveDecode(value, &one); err != nil {
-			return err
-		}
-		text = fmt.Sprint(one)
-	}
-	if done || text == "" {
-		return nil
-	}
-	return flags.Set(flag.Name, text)
-}
-
-// lineOf finds the line on which a key stands, 0 if it is written in a way that only a parser finds.
-func lineOf(text string, key toml.Key) int {
-	table, last := strings.Join(key[:len(key)-1], "."), key[len(key)-1]
-	at, n, here := 0, 0, ""
-	for line := range strings.Lines(text) {
-		n++
-		line = strings.TrimSpace(line)
-		if strings.HasPrefix(line, "[") {
-			here = strings.Trim(line[:strings.LastIndex(line, "]")+1], "[] ")
-			if here == key.String() || here == last && table == "" {
-				return n
-			}
-			continue
-		}
-		name, _, ok := strings.Cut(line, "=")
-		if name = strings.Trim(strings.TrimSpace(name), `"'`); ok && here == table && name == last {
-			return n
-		}
-		if ok && at == 0 && name == last {
-			at = n
-		}
-	}
-	return at
+// resolve sets the flags that the command line left alone from the environment and from the file that config names,
+// and reads the file's settings.
+func resolve(flags *pflag.FlagSet, config *string, env func(string) (string, bool)) (settings node.Settings, err error) {
+	err = conf.Resolve(flags, envPrefix, config, env, map[string]any{"policy": &settings.Policy, "sandbox": &settings.Sandbox})
+	return settings, err
 }
