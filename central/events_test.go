@@ -141,6 +141,7 @@ func TestAStreamGoesOnOverALeaderChange(t *testing.T) {
 	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1")
 		first := r.follower()
+		r.wait(time.Second) // it may have been behind
 		s, status, stop := r.follow(first, "?from=now", "")
 		if status != 200 || s.header.Get("Content-Type") != "text/event-stream" {
 			t.Fatalf("the stream begins with %d and %q", status, s.header.Get("Content-Type"))

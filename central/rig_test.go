@@ -63,6 +63,14 @@ func scenario(t *testing.T, seed uint64, f func(t *testing.T, r *rig)) {
 			r.start(name)
 		}
 		r.leader()
+		r.eventually("all replicas to know the cluster", 10*time.Second, func() bool {
+			for _, name := range r.names {
+				if r.member(name).state.View().Meta().ClusterID == "" {
+					return false
+				}
+			}
+			return true
+		})
 		f(t, r)
 		r.audit()
 	})
