@@ -134,7 +134,7 @@ func (m *model) refused(before View, e *api.Error, c LaunchVM) {
 		}
 		for _, name := range c.Candidates {
 			if n := before.Node(name); n != nil {
-				why := before.Fit(n, plan.GuestOS, l.Backend, plan.VCPUs, plan.MemoryMiB)
+				why := before.Fit(n, plan.Need)
 				if why == "" {
 					m.r.Fatalf("launch %+v: %v, and it fits on %s", l, e, name)
 				}

@@ -268,7 +268,7 @@ func TestFitNamesWhyAHostCannotTakeAVM(t *testing.T) {
 		{node: draining, want: api.WhyCordoned},
 		{node: suspect, want: api.WhyUnhealthy},
 	} {
-		if got := f.view().Fit(&c.node, c.guest, c.backend, c.vcpus, c.memory); got != c.want {
+		if got := f.view().Fit(&c.node, Need{GuestOS: c.guest, Backend: c.backend, VCPUs: c.vcpus, MemoryMiB: c.memory}); got != c.want {
 			t.Errorf("%+v: got %q, want %q", c, got, c.want)
 		}
 	}
