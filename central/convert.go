@@ -32,7 +32,10 @@ func wireVM(v *fsm.VM) api.VM {
 		Ephemeral: v.Ephemeral(), Reschedulable: v.Reschedulable, Version: v.Version,
 	}
 	if v.Warm {
-		out.WarmPool, out.WarmState = v.Pool, v.WarmState()
+		out.WarmPool = v.Pool
+		if state := v.WarmState(); state == "ready" || state == "booting" { // the others are told by state
+			out.WarmState = state
+		}
 	}
 	return out
 }

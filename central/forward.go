@@ -94,6 +94,12 @@ func (r *Replica) status() status {
 }
 
 func (r *Replica) serveStatus(w http.ResponseWriter, _ *http.Request) {
+	select {
+	case <-r.opened:
+	default:
+		http.Error(w, "this replica is starting", http.StatusServiceUnavailable)
+		return
+	}
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(r.status()) // the other side notices a cut answer
 }

@@ -136,6 +136,12 @@ func (q *request) steerNode(change fsm.PatchNode) error {
 			return err
 		}
 	}
+	if body.Reason != nil {
+		words := api.NodePatch{Reason: api.Some(*body.Reason)}
+		if err := words.Check(); err != nil {
+			return err
+		}
+	}
 	change.Reason = body.Reason
 	return q.changeNode(change, q.op(body))
 }

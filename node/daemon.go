@@ -41,12 +41,14 @@ type Daemon struct {
 
 	loopback bool // the API listens on loopback only
 
-	store *store
-	gate  gate
+	store  *store
+	gate   gate
+	scrubs *scrubs
 
-	mu    sync.Mutex
-	vms   map[string]*vm
-	tombs map[string]tombstone
+	mu        sync.Mutex
+	vms       map[string]*vm
+	tombs     map[string]tombstone
+	scrubbing bool // no VM may come
 
 	lives    sync.WaitGroup // live of every VM
 	liveCtx  context.Context
@@ -78,7 +80,7 @@ func New(cfg Config) (*Daemon, error) {
 	}
 	d := &Daemon{
 		cfg: cfg, log: cfg.Logger.Named("node").With("node", cfg.Name), events: newEvents(), vms: map[string]*vm{}, tombs: map[string]tombstone{},
-		steer: steering(cfg.Drivers), closing: make(chan struct{}), ended: make(chan struct{}),
+		scrubs: newScrubs(), steer: steering(cfg.Drivers), closing: make(chan struct{}), ended: make(chan struct{}),
 	}
 	d.instance.Store(uuid.NewString())
 	d.beats = newBeats(d)
@@ -196,10 +198,16 @@ func (d *Daemon) setPhase(p phase) {
 }
 
 // enter says whether the daemon serves, and if so keeps the store open until leave.
-func (d *Daemon) enter() bool {
+func (d *Daemon) enter() bool { return d.holdIn(phaseServing) }
+
+// hold is enter for the daemon's own timers, which may fire before it serves: a deadline may have passed while no
+// daemon ran.
+func (d *Daemon) hold() bool { return d.holdIn(phaseStarting, phaseServing) }
+
+func (d *Daemon) holdIn(phases ...phase) bool {
 	d.stateMu.Lock()
 	defer d.stateMu.Unlock()
-	if d.phase != phaseServing {
+	if !slices.Contains(phases, d.phase) {
 		return false
 	}
 	d.busy.Add(1)
@@ -234,6 +242,9 @@ func (d *Daemon) load() error {
 	}
 	d.tombs = tombs
 	d.gate.seen, d.gate.save = seen, d.store.putFence
+	if d.scrubs.done, err = d.store.scrubs(); err != nil {
+		return err
+	}
 	if d.cfg.VCPUsTotal == 0 {
 		d.cfg.VCPUsTotal = runtime.NumCPU()
 	}

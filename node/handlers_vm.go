@@ -162,6 +162,10 @@ func (d *Daemon) insert(c *call, driver machine.Driver, req api.MachineRequest) 
 			v = nil
 			return nil
 		}
+		if d.scrubbing {
+			d.mu.Unlock()
+			return api.Errorf(api.CodeUnavailable, "the host is being scrubbed after a lease; try again when it is done")
+		}
 		if scope, why := d.quotaLocked(req); why != "" {
 			d.mu.Unlock()
 			return d.deny(c, req, scope, api.Errorf(api.CodeHostFull, "%s", why))
@@ -415,6 +419,7 @@ func (d *Daemon) stopVM(c *call) (answer, error) {
 func (d *Daemon) restartVM(c *call) (answer, error) {
 	return d.toState(c, "restart", func(_ *vm, r *record) error {
 		r.Wanted, r.Failed, r.Note = api.StateRunning, "", ""
+		r.Agent, r.ReadyAt = false, 0
 		r.Boots++
 		return nil
 	}, nil)

@@ -74,6 +74,7 @@ func (d *Daemon) routes() http.Handler {
 	at(http.MethodPost, "/v1/vms/{id}/resume", admin, d.resumeVM)
 	at(http.MethodPost, "/v1/vms/{id}/exec", admin, d.execVM)
 	at(http.MethodGet, "/v1/vms/{id}/console", reader, d.readConsole)
+	at(http.MethodPost, "/v1/scrub", admin, d.scrub)
 	at(http.MethodGet, "/v1/host/memory", reader, d.hostMemory)
 	at(http.MethodGet, "/v1/images", reader, d.listImages)
 	at(http.MethodGet, "/v1/events", reader, d.listEvents)

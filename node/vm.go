@@ -103,6 +103,8 @@ func stateOf(r record, running, paused, booting bool) api.VMState {
 	switch {
 	case r.Wanted == api.StateDeleting:
 		return api.StateDeleting
+	case running && r.Booted < r.Boots && r.Wanted != api.StateStopped:
+		return api.StateBooting // a restart was ordered; what runs is the machine before it
 	case running && paused:
 		return api.StatePaused
 	case running:
@@ -249,7 +251,7 @@ func (v *vm) awaitAgent(ctx context.Context, r *run) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.run != r {
+	if v.run != r || v.rec.Booted < v.rec.Boots {
 		return
 	}
 	v.rec.Agent, v.rec.ReadyAt = true, v.d.wall()
@@ -501,7 +503,7 @@ func (v *vm) armLocked() {
 
 // expire deletes the VM if its deadline has passed; otherwise it sets the timer again.
 func (v *vm) expire() {
-	if !v.d.enter() {
+	if !v.d.hold() {
 		return
 	}
 	defer v.d.leave()

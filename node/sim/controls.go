@@ -27,6 +27,7 @@ type settings struct {
 	Rename          bool    `json:"rename"`            // false: PATCH of a VM answers 404, as an old daemon would
 	Freeze          bool    `json:"freeze"`            // true: answers nothing and sends no beat
 	RefuseCreates   *string `json:"refuse_creates"`    // the message of the refusal
+	FailScrub       *string `json:"fail_scrub"`        // why a scrub does not work; null: it works
 	LostReplies     int     `json:"lost_replies"`      // so many answers to orders are dropped after the work is done
 	ClockOffsetSecs int64   `json:"clock_offset_secs"` // of the wall clock
 	BootID          string  `json:"boot_id"`           // a new one is a reboot: the host's VMs are gone
@@ -39,6 +40,7 @@ type change struct {
 	Rename          api.Optional[bool]   `json:"rename,omitzero"`
 	Freeze          api.Optional[bool]   `json:"freeze,omitzero"`
 	RefuseCreates   api.Optional[string] `json:"refuse_creates,omitzero"`
+	FailScrub       api.Optional[string] `json:"fail_scrub,omitzero"`
 	LostReplies     api.Optional[int]    `json:"lost_replies,omitzero"`
 	ClockOffsetSecs api.Optional[int64]  `json:"clock_offset_secs,omitzero"`
 	BootID          api.Optional[string] `json:"boot_id,omitzero"`
@@ -243,6 +245,7 @@ func (c *controls) apply(p change) (beat, reboot func(), reboots bool) {
 	assignPointer(&c.set.PressureLevel, p.PressureLevel)
 	assignPointer(&c.set.MemAvailableMiB, p.MemAvailableMiB)
 	assignPointer(&c.set.RefuseCreates, p.RefuseCreates)
+	assignPointer(&c.set.FailScrub, p.FailScrub)
 	assign(&c.set.Rename, p.Rename)
 	assign(&c.set.Freeze, p.Freeze)
 	assign(&c.set.LostReplies, p.LostReplies)

@@ -121,6 +121,14 @@ func (d *Driver) Adopt(_ context.Context, spec machine.Spec, dir string) (machin
 // Remove has nothing to free outside dir.
 func (d *Driver) Remove(machine.Spec, string) error { return nil }
 
+// Scrub has nothing to remove, and fails where it was told to.
+func (d *Driver) Scrub() error {
+	if message := d.read().FailScrub; message != nil {
+		return errors.New(*message)
+	}
+	return nil
+}
+
 // Memory is the host's: what was set, else what its machines leave.
 func (d *Driver) Memory() api.HostMemory {
 	set := d.read()

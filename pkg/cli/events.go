@@ -25,7 +25,9 @@ func (a *app) activity() *cobra.Command {
 			if most < 1 {
 				return usagef("--limit must be at least 1")
 			}
-			items, err := list(ctx, a, "the activity log", func(ctx context.Context) iter.Seq2[api.Activity, error] { return limited(c.Activity(ctx), most) })
+			items, err := list(ctx, a, "the activity log", func(ctx context.Context) iter.Seq2[api.Activity, error] {
+				return limited(c.Activity(ctx, client.ActivityFilter{}), most)
+			})
 			if err != nil {
 				return err
 			}

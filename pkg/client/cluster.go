@@ -95,11 +95,6 @@ func (c *Client) RemoveReplica(ctx context.Context, name string) error {
 	return remove(ctx, c.caller, at("/fleet/cluster/replicas", name))
 }
 
-// Activity lists who did what, with what result.
-func (c *Client) Activity(ctx context.Context) iter.Seq2[api.Activity, error] {
-	return pages[api.Activity](ctx, c.caller, "/fleet/activity", nil)
-}
-
 // JoinToken makes a token with which nodes or replicas join. It is shown only in this answer.
 func (c *Client) JoinToken(ctx context.Context, req api.JoinTokenRequest) (api.JoinToken, error) {
 	return post[api.JoinToken](ctx, c.caller, "/fleet/join-tokens", "", req)
