@@ -53,7 +53,7 @@ func (m *model) repair(*rapid.T) {
 	}
 	for i, name := range modelPools {
 		if v.Pool(name) == nil {
-			m.send(KindCreatePool, CreatePool{Tenant: []string{"", "acme", "", ""}[i], Request: api.PoolRequest{Name: name, Image: []string{"img", "img", "mute", "mac"}[i], MinReady: new(2)}})
+			m.send(KindCreatePool, CreatePool{Tenant: []string{"", "acme", "", ""}[i], Request: api.PoolRequest{Name: name, Image: []string{"img", "img", "mute", "mac"}[i], MinReady: new(2), MaxTotal: new([]int{2, 8, 2, 3}[i])}})
 		}
 	}
 }
@@ -99,7 +99,7 @@ func (m *model) deleteImage(*rapid.T) {
 func (m *model) facts(name string) Node {
 	n := host(name, strings.HasPrefix(name, "mac"))
 	n.Labels = map[string]string{"name": name, "mac": map[bool]string{true: "yes", false: "no"}[n.Mac]}
-	n.VCPUsTotal, n.MemoryMiBTotal = 12, 24_576
+	n.VCPUsTotal, n.MemoryMiBTotal = 12, 13_000 // six VMs
 	if name == "n2" {
 		n.Backends = []string{"qemu", "sim"}
 	}
@@ -107,7 +107,7 @@ func (m *model) facts(name string) Node {
 }
 
 func (m *model) registerNode(*rapid.T) {
-	c := RegisterNode{Node: m.facts(m.pick(append(modelNodes, "n3", "n3"), "node")), Operator: m.chance(2, "operator")}
+	c := RegisterNode{Node: m.facts(m.pick(append(modelNodes, "n3", "idle"), "node")), Operator: m.chance(2, "operator")}
 	c.Node.CPUOvercommit = rapid.SampledFrom([]int{8, 1, 4}).Draw(m.r, "overcommit")
 	c.Node.Rename = !m.chance(8, "too old to rename")
 	c.Node.BootID = m.pick([]string{"b", "b2"}, "boot")
@@ -143,7 +143,7 @@ func (m *model) patchNode(*rapid.T) {
 }
 
 func (m *model) deleteNode(*rapid.T) {
-	name := m.pick([]string{"n3", "n3", "n1", "mac-1"}, "node")
+	name := m.pick([]string{"idle", "n3", "idle", "n1"}, "node")
 	if before, r := m.send(KindDeleteNode, DeleteNode{Name: name}); r.Err == nil {
 		for v := range before.VMsOn(name) {
 			m.r.Fatalf("node %s went and left VM %s behind", name, v.ID)

@@ -51,7 +51,7 @@ func TestRandomCommandsKeepTheInvariants(t *testing.T) {
 
 // deepen makes the sequences fewer, and long enough to fill a fleet, unless flags say otherwise.
 func deepen(t *testing.T) {
-	for name, value := range map[string]string{"rapid.steps": "120", "rapid.checks": "40"} {
+	for name, value := range map[string]string{"rapid.steps": "150", "rapid.checks": "80"} {
 		f := flag.Lookup(name)
 		if f.Value.String() != f.DefValue {
 			continue
@@ -106,14 +106,14 @@ func (m *model) actions() map[string]func(*rapid.T) {
 		"pool create": m.createPool, "pool patch": m.patchPool, "pool delete": m.deletePool, "pool roll": m.rollPool,
 		"move": m.move, "patch": m.patchVM, "delete": m.deleteVMs, "repeat": m.repeat, "other body": m.otherBody,
 	}
-	for i := range 3 {
+	for i := range 4 {
 		all[fmt.Sprint("repair ", i)] = m.repair
 		all[fmt.Sprint("fail hand-over ", i)] = m.failHandOver
 	}
 	for i := range 4 {
 		all[fmt.Sprint("fill ", i)] = m.fillPool
 	}
-	for i := range 8 {
+	for i := range 10 {
 		all[fmt.Sprint("launch ", i)] = m.launch
 		all[fmt.Sprint("report ", i)] = m.report
 	}
@@ -312,6 +312,18 @@ func (m *model) compareReplays(cut int) {
 	}
 	if err := half.View().Check(); err != nil {
 		m.r.Fatalf("through a snapshot after command %d: %v", cut, err)
+	}
+	for _, table := range slices.Sorted(maps.Keys(schema().Tables)) { // also what a snapshot leaves out
+		a, err1 := m.f.view().txn.Get(table, "id")
+		b, err2 := half.View().txn.Get(table, "id")
+		if err1 != nil || err2 != nil {
+			m.r.Fatal(err1, err2)
+		}
+		for x, y := a.Next(), b.Next(); x != nil || y != nil; x, y = a.Next(), b.Next() {
+			if digest(x) != digest(y) {
+				m.r.Fatalf("through a snapshot after command %d table %s has %+v, want %+v", cut, table, y, x)
+			}
+		}
 	}
 	was, _, ok1 := m.f.state.Events().After(0, 0, ringSize)
 	is, _, ok2 := again.Events().After(0, 0, ringSize)

@@ -42,9 +42,20 @@ func (m *model) launch(*rapid.T) {
 	if m.chance(6, "a host that hands nothing out") {
 		c.NoHandOut = []string{m.pick(modelNodes, "no hand-out")}
 	}
+	if m.chance(8, "an id that is taken") {
+		c.ID = m.takenID(c.ID)
+	}
 	if before, r, op, applied := m.keyed(KindLaunchVM, l.Tenant, l, c); applied {
 		m.launched(before, r, op, c)
 	}
+}
+
+// takenID is the id of some VM, so that a command finds out late that it must refuse.
+func (m *model) takenID(otherwise string) string {
+	for v := range m.f.view().VMs("") {
+		otherwise = v.ID
+	}
+	return otherwise
 }
 
 // launched holds the outcome of a launch to what a second reading of the rules says.
@@ -143,6 +154,10 @@ func (m *model) refused(before View, e *api.Error, c LaunchVM) {
 				}
 			}
 		}
+	case api.CodeConflict:
+		if before.VM(c.ID) == nil || eligible(before, c) != nil {
+			m.r.Fatalf("launch %+v: %v", l, e)
+		}
 	case api.CodeNotFound:
 		if p := before.Pool(l.Pool); p != nil && p.Tenant == l.Tenant {
 			m.r.Fatalf("launch %+v: %v, and it is there", l, e)
@@ -203,9 +218,7 @@ func (m *model) move(*rapid.T) {
 		if m.f.view().VM(v.ID) != nil || moved.Ended.Code != api.CodeNoCapacity {
 			m.r.Fatalf("VM %s ended with %+v", v.ID, moved.Ended)
 		}
-		if key != nil {
-			delete(m.asked, key.op.Scope+"/"+key.op.Key)
-		}
+		m.freed(key)
 	default:
 		m.saw("moved")
 		m.placed(before, moved.VM)
@@ -218,20 +231,37 @@ func (m *model) move(*rapid.T) {
 	}
 }
 
+// freed holds a request that came to nothing to leaving its key free.
+func (m *model) freed(a *asked) {
+	if a == nil {
+		return
+	}
+	delete(m.asked, a.op.Scope+"/"+a.op.Key)
+	if op := m.f.view().Operation(a.op.Scope, a.op.Key); op != nil {
+		m.r.Fatalf("VM %s ended, and its key still leads to %+v", a.want.Ref, op)
+	}
+}
+
 func (m *model) failHandOver(*rapid.T) {
 	v := m.anyVM(func(v *VM) bool { return v.HandOver || v.ClaimedFrom != "" && v.ID[len(v.ID)-1] == '3' })
 	c := FailHandOver{ID: v.ID, NewID: m.next("vm"), Refusal: "404", Candidates: m.candidates()}
 	if m.chance(4, "no other host") {
 		c.Candidates = nil
 	}
+	if m.chance(8, "an id that is taken") {
+		c.NewID = m.takenID(c.NewID)
+	}
 	key := m.keyOf(v)
 	before, r := m.send(KindFailHandOver, c)
+	if r.Err != nil && r.Err.Code == api.CodeConflict && before.VM(c.NewID) != nil {
+		return
+	}
 	if r.Err != nil {
 		m.r.Fatalf("hand-over of %+v: %v", v, r.Err)
 	}
 	moved := r.Value.(Moved)
 	if !v.HandOver {
-		if m.f.vm(v.ID) != v || moved.VM != v || m.f.view().VM(c.NewID) != nil {
+		if m.f.vm(v.ID) != v || moved.VM != v || m.f.view().VM(c.NewID) != before.VM(c.NewID) {
 			m.r.Fatalf("VM %+v was handed over, and got %+v", v, moved)
 		}
 		return
@@ -241,9 +271,7 @@ func (m *model) failHandOver(*rapid.T) {
 	}
 	if moved.Ended != nil {
 		m.saw("hand-over ended")
-		if key != nil {
-			delete(m.asked, key.op.Scope+"/"+key.op.Key)
-		}
+		m.freed(key)
 		return
 	}
 	m.saw("hand-over moved")
