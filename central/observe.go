@@ -55,7 +55,7 @@ func gone(row *fsm.VM, b *beat, now time.Time) bool {
 
 // differs says what a node shows of a VM that its row does not.
 func differs(row *fsm.VM, vm *api.ReportedVM) (fsm.VMReport, bool) {
-	out := fsm.VMReport{ID: row.ID, State: vm.State, Agent: vm.Agent, IP: vm.IP, Reason: vm.Reason}
+	out := fsm.VMReport{ID: row.ID, State: vm.State, Agent: vm.Agent, IP: vm.IP, Reason: vm.Reason, EndedMS: vm.EndedMSAgo}
 	switch {
 	case vm.State == api.StateGone:
 		return out, row.Told != 0 || row.State == api.StateDeleting

@@ -228,6 +228,8 @@ func (o *orders) create(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 		return settled{open: err}, true
 	case code == api.CodeUnauthenticated:
 		return settled{open: err}, true // the node has not told this replica its credential yet
+	case code.Temporary() && !o.absent(row, node, b):
+		return settled{open: err}, true // a daemon that is only starting says no to all, also to what it has
 	case code != "" && code != api.CodeInternal && code != api.CodeOutcomeUnknown:
 		refusal = errorDetail(err)
 	case errors.As(err, &unsent) && row.Placed == o.reign.term && !o.doubts(row):
@@ -243,6 +245,14 @@ func (o *orders) create(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 		return settled{open: err}, true
 	}
 	return settled{ended: moved.Ended}, false
+}
+
+// absent says whether the node itself says that it does not have the VM.
+func (o *orders) absent(row *fsm.VM, node *fsm.Node, b *beat) bool {
+	ctx, cancel := context.WithTimeout(o.reign.ctx, orderTimeout)
+	defer cancel()
+	err := o.reign.r.calls.call(ctx, node.URL, b.credential, "GET", "/v1/vms/"+url.PathEscape(row.ID), "", nil, nil)
+	return codeOf(err) == api.CodeNotFound
 }
 
 // doubt notes that the VM's node may have made it: until it says no, the VM goes nowhere else.

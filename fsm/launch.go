@@ -62,7 +62,7 @@ func (v View) Resolve(l *Launch) (Plan, error) {
 
 // allow holds a launch to policy and limits of its tenant, and says what host it needs.
 func (v View) allow(p *Plan, l *Launch) (err error) {
-	p.Need = Need{Tenant: l.Tenant, Leased: v.macOSNeedsLease(l.Tenant, p.GuestOS), GuestOS: p.GuestOS, Backend: l.Backend, VCPUs: p.VCPUs, MemoryMiB: p.MemoryMiB}
+	p.Need = Need{Tenant: l.Tenant, Leased: v.MacOSNeedsLease(l.Tenant, p.GuestOS), GuestOS: p.GuestOS, Backend: l.Backend, VCPUs: p.VCPUs, MemoryMiB: p.MemoryMiB}
 	if p.Need.Leased && !v.leasesMac(l.Tenant) {
 		return api.Errorf(api.CodePolicyDenied, "macOS guests of a tenant run on Macs that it leases, and tenant %s leases none; lease one, or ask the operator to turn require_lease_for_macos off", l.Tenant)
 	}
@@ -303,7 +303,7 @@ func (t *tx) moveVM(c MoveVM) (any, error) {
 	}
 	row.Tried = append(slices.Clone(have.Tried), c.From)
 	need := Need{Tenant: row.Tenant, GuestOS: row.GuestOS, Backend: backend, VCPUs: row.VCPUs, MemoryMiB: row.MemoryMiB,
-		Leased: row.Warm && row.Tenant != "" || t.macOSNeedsLease(row.Tenant, row.GuestOS)}
+		Leased: row.Warm && row.Tenant != "" || t.MacOSNeedsLease(row.Tenant, row.GuestOS)}
 	node := t.firstFit(c.Candidates, row.Tried, need)
 	if node != nil {
 		row.Backend = node.Backend(backend)

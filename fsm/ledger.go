@@ -137,13 +137,8 @@ func (r *LedgerRow) cost(until api.Time) int64 {
 	return scaled(ms, perHour, hourMS*mibGiB)
 }
 
-// Cost is what an open stretch costs so far, or a closed one in all.
-func (r *LedgerRow) Cost(now api.Time) int64 {
-	if r.EndedAt != 0 || r.Kind == api.LedgerAdjustment {
-		return r.Amount
-	}
-	return r.cost(now)
-}
+// CostUntil is what the stretch costs from its start up to a time within it, rounded down; at its end, its amount.
+func (r *LedgerRow) CostUntil(at api.Time) int64 { return r.cost(at) }
 
 // scaled is a*b/c, rounded down, by way of 128 bits; the largest number where even that does not fit.
 func scaled(a, b, c uint64) int64 {

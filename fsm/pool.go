@@ -283,9 +283,16 @@ func (p *Pool) need() Need {
 	return Need{Tenant: p.Tenant, Leased: p.Tenant != "", GuestOS: p.GuestOS, VCPUs: p.VCPUs, MemoryMiB: p.MemoryMiB}
 }
 
-// PoolNeed is what one more spare of a pool wants, and whether its tenant's quota has room for that.
-func (v View) PoolNeed(p *Pool) (Need, error) {
-	return p.need(), v.mayHold(p.Tenant, holds(p.GuestOS, p.VCPUs, p.MemoryMiB))
+// QuotaRoom is how many more spares of the pool, up to want, the quota of its tenant has room for.
+func (v View) QuotaRoom(p *Pool, want int) int {
+	for n := want; n > 0; n-- {
+		one := holds(p.GuestOS, p.VCPUs, p.MemoryMiB)
+		more := api.Holding{VMs: int64(n) * one.VMs, VCPUs: int64(n) * one.VCPUs, MemoryMiB: int64(n) * one.MemoryMiB, MacOSGuests: int64(n) * one.MacOSGuests}
+		if v.mayHold(p.Tenant, more) == nil {
+			return n
+		}
+	}
+	return 0
 }
 
 // firstFit gives the first candidate that exists, was not tried and can take the VM.

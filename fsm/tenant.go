@@ -122,8 +122,8 @@ func (v View) ttlFor(tenant string, asked int64) (int64, error) {
 	return asked, nil
 }
 
-// mayUseShared says whether a tenant may take VMs of shared pools of the guest OS.
-func (v View) mayUseShared(guestOS string) bool {
+// SharedAllowed says whether tenants may take VMs of shared pools of the guest OS.
+func (v View) SharedAllowed(guestOS string) bool {
 	p := v.Policy()
 	return p.AllowSharedPoolClaims && !p.IsolateTenantNetworks && (guestOS != api.GuestMacOS || !p.RequireLeaseForMacOS)
 }
@@ -131,11 +131,11 @@ func (v View) mayUseShared(guestOS string) bool {
 // Usable says whether a caller may see the pool and take VMs from it: its own, the operator's from shared ones, and
 // shared ones where policy lets tenants.
 func (v View) Usable(p *Pool, tenant string) bool {
-	return p.Tenant == tenant || p.Tenant == "" && v.mayUseShared(p.GuestOS)
+	return p.Tenant == tenant || p.Tenant == "" && v.SharedAllowed(p.GuestOS)
 }
 
-// macOSNeedsLease says that macOS guests of the tenant run on its leased hosts only.
-func (v View) macOSNeedsLease(tenant, guestOS string) bool {
+// MacOSNeedsLease says that macOS guests of the tenant run on its leased hosts only.
+func (v View) MacOSNeedsLease(tenant, guestOS string) bool {
 	return tenant != "" && guestOS == api.GuestMacOS && v.Policy().RequireLeaseForMacOS
 }
 
