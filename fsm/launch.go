@@ -363,7 +363,9 @@ func (t *tx) failHandOver(c FailHandOver) (any, error) {
 	t.putVM(have, &spare)
 	t.endedAt = 0
 	t.log("warm-pool", "hand-over", l.Name, l.Tenant, "failed", "pool", pool, "vm_id", have.ID, "reason", c.Refusal)
-	plan, err := t.Resolve(&l)
+	same := l // what it has counts already, and its deadline stands, whatever image and limits say by now
+	same.VCPUs, same.MemoryMiB, same.DiskGiB, same.GuestOS, same.TTLSeconds = have.VCPUs, have.MemoryMiB, have.DiskGiB, have.GuestOS, 0
+	plan, err := t.Resolve(&same)
 	if err == nil {
 		plan.Node = t.firstFit(c.Candidates, nil, plan.Need)
 	}

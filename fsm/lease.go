@@ -24,14 +24,15 @@ func (v View) AllLeases(start string) iter.Seq[*Lease] {
 // LiveLeases are those that still hold hosts.
 func (v View) LiveLeases() iter.Seq[*Lease] { return each[Lease](v, tableLease, "live", "live") }
 
-// Blockers are the VMs of others that a pending lease waits for.
+// Blockers are the VMs of others that a pending lease waits for. One whose end was asked for still runs until its node
+// has confirmed that it is gone.
 func (v View) Blockers(l *Lease) (ids []string) {
 	if l.State != api.LeasePending {
 		return nil
 	}
 	for _, node := range l.Nodes {
 		for vm := range v.VMsOn(node) {
-			if inTheWay(vm, l.Tenant) {
+			if ofOthers(vm, l.Tenant) {
 				ids = append(ids, vm.ID)
 			}
 		}
@@ -39,10 +40,13 @@ func (v View) Blockers(l *Lease) (ids []string) {
 	return ids
 }
 
-// inTheWay says whether a VM keeps a host from being the tenant's alone. Idle spares of shared pools never do.
-func inTheWay(vm *VM, tenant string) bool {
-	return vm.Live() && vm.Tenant != tenant && !(vm.Warm && vm.Tenant == "")
+// ofOthers says whether a VM keeps a host from being the tenant's alone. Idle spares of shared pools never do.
+func ofOthers(vm *VM, tenant string) bool {
+	return vm.Tenant != tenant && !(vm.Warm && vm.Tenant == "")
 }
+
+// inTheWay says whether nobody has asked yet for the end of what keeps a host from being the tenant's alone.
+func inTheWay(vm *VM, tenant string) bool { return vm.Live() && ofOthers(vm, tenant) }
 
 // LeaseFit says why a host cannot be leased to the tenant now; empty when it can.
 func (v View) LeaseFit(n *Node, tenant string, drain bool) string {
@@ -104,7 +108,7 @@ func (t *tx) createLease(c CreateLease) (any, error) {
 	}
 	t.insert(tableLease, l) // so that it can be asked for blockers
 	l.State = api.LeasePending
-	if len(t.Blockers(l)) == 0 {
+	if !c.Drain || len(t.Blockers(l)) == 0 {
 		t.start(l)
 	} else {
 		l.Reason = "waits until the VMs of others are off its hosts"
@@ -164,6 +168,7 @@ func (t *tx) start(l *Lease) {
 	t.putLease(l)
 	for _, name := range l.Nodes {
 		t.open(&LedgerRow{Tenant: l.Tenant, Kind: api.LedgerLease, LeaseID: l.ID, Name: name, Node: name, Rate: t.leaseRate(t.Node(name))})
+		t.chargeAsLeased(l.Tenant, name)
 	}
 	t.tryAgainAll(l.Tenant)
 }
@@ -208,7 +213,7 @@ func (t *tx) endLease(c EndLease) (any, error) {
 			t.freeHost(&row, name)
 		}
 		row.State, row.Reason = api.LeaseEnded, "ended before it began"
-		row.EndsAt = t.now
+		row.EndsAt, row.EarliestEnd = t.now, 0
 		t.putLease(&row)
 	case api.LeaseActive:
 		row.EndAsked, row.AutoRenew = true, false
@@ -225,13 +230,13 @@ func (t *tx) endLease(c EndLease) (any, error) {
 	return &row, nil
 }
 
-// beginEnd stops the bill and asks for the end of everything on the hosts.
+// beginEnd stops the bill, at the time the lease was to end however late that is noticed, and asks for the end of everything on the hosts.
 func (t *tx) beginEnd(l *Lease) {
 	l.State, l.Reason = api.LeaseEnding, "waits until its VMs are deleted"
 	t.putLease(l)
 	for _, name := range l.Nodes {
 		if open := find[LedgerRow](t.View, tableLedger, "open", text("lease", l.ID, name)); open != nil {
-			t.closeStretch(open, t.now, "ended")
+			t.closeStretch(open, min(l.EndsAt, t.now), "ended")
 		}
 		t.endAllOn(name)
 	}
@@ -355,25 +360,31 @@ func (t *tx) settleScrub(l *Lease, i int, failure string) {
 	s := &l.Scrubs[i]
 	if failure != "" {
 		s.State, s.Reason = api.ScrubFailed, failure
-		l.State, l.Reason = api.LeaseScrubFailed, "the scrub of node "+s.Node+" failed: "+failure+"; retry it with fluxctl fleet scrub "+s.Node
+		l.sumUp()
 		t.putLease(l)
 		t.log(actorLease, "scrub", l.ID, l.Tenant, "failed", "node", s.Node, "error", failure)
 		return
 	}
 	s.State, s.Reason = api.ScrubDone, ""
 	t.freeHost(l, s.Node)
-	l.State, l.Reason = api.LeaseEnded, ""
-	for _, other := range l.Scrubs {
-		switch {
-		case other.State == api.ScrubFailed:
-			l.State, l.Reason = api.LeaseScrubFailed, "the scrub of node "+other.Node+" failed: "+other.Reason
-		case other.State == api.ScrubRunning && l.State == api.LeaseEnded:
-			l.State = api.LeaseScrubbing
-		}
-	}
+	l.sumUp()
 	t.putLease(l)
 	if l.State == api.LeaseEnded {
 		t.log(actorLease, "ended", l.ID, l.Tenant, "ok")
+	}
+}
+
+// sumUp makes the lease's state that of its scrubs: failed while any is, else running while any is, else ended.
+func (l *Lease) sumUp() {
+	l.State, l.Reason = api.LeaseEnded, ""
+	for _, s := range l.Scrubs {
+		switch {
+		case s.State == api.ScrubFailed:
+			l.State, l.Reason = api.LeaseScrubFailed, "the scrub of node "+s.Node+" failed: "+s.Reason+"; retry it with fluxctl fleet scrub "+s.Node
+			return
+		case s.State == api.ScrubRunning:
+			l.State = api.LeaseScrubbing
+		}
 	}
 }
 
@@ -400,7 +411,7 @@ func (t *tx) retryScrub(c RetryScrub) (any, error) {
 	} else {
 		row.Scrubs = slices.Clone(l.Scrubs)
 		row.Scrubs[at] = Scrub{Node: c.Node, State: api.ScrubRunning, Order: t.index, StartedAt: t.now}
-		row.State, row.Reason = api.LeaseScrubbing, ""
+		row.sumUp()
 		t.putLease(&row)
 	}
 	t.log(t.env.Actor, "POST /fleet/nodes/{name}/scrub", c.Node, l.Tenant, "ok", "lease", l.ID, "override", boolText(c.Override), "reason", c.Reason)

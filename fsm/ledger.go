@@ -45,9 +45,10 @@ type bill struct {
 }
 
 // billOf says what a row is billed as; the zero value: not at all. A VM that never ran costs nothing; one that runs
-// is billed until its node has confirmed its end.
+// is billed until its node has confirmed its end. One that is being handed over is billed whatever its node says of it:
+// should the hand-over fail, one stretch is all there is to take back.
 func billOf(v *VM) bill {
-	if v == nil || v.RunningAt == 0 || v.isDown() {
+	if v == nil || v.RunningAt == 0 || v.isDown() && !v.HandOver {
 		return bill{}
 	}
 	b := bill{kind: api.LedgerVM, tenant: v.Tenant, node: v.Node, vcpus: v.VCPUs, memoryMiB: v.MemoryMiB}
@@ -164,6 +165,24 @@ func (t *tx) rateOf(b bill, guestOS string) api.Rate {
 		}
 	}
 	return api.Rate{}
+}
+
+// chargeAsLeased begins new stretches for the VMs that a tenant already has on a host which is leased to it from now on.
+func (t *tx) chargeAsLeased(tenant, node string) {
+	var stretches []*LedgerRow
+	for vm := range t.VMsOn(node) {
+		if open := find[LedgerRow](t.View, tableLedger, "open", text("vm", vm.ID)); open != nil && open.Tenant == tenant {
+			stretches = append(stretches, open)
+		}
+	}
+	for _, open := range stretches {
+		row := *open
+		row.Rate = t.rateOf(billOf(t.VM(open.VMID)), open.GuestOS)
+		if row.Rate != open.Rate {
+			t.closeStretch(open, t.now, "its node was leased")
+			t.open(&row)
+		}
+	}
 }
 
 // leaseRate is what a leased host is charged: the first price whose label it has.

@@ -67,7 +67,10 @@ func (t *tx) createPool(c CreatePool) (any, error) {
 	} else {
 		row.MaxTotal = maxTotalFor(row.MinReady)
 	}
-	if err := t.checkPool(row); err != nil {
+	if err := row.checkSize(); err != nil {
+		return nil, err
+	}
+	if err := t.checkNodes(row); err != nil {
 		return nil, err
 	}
 	if _, err := t.remember(Operation{Ref: row.Name}); err != nil {
@@ -78,11 +81,15 @@ func (t *tx) createPool(c CreatePool) (any, error) {
 	return row, nil
 }
 
-// checkPool refuses what a pool may not be. A tenant's may name only hosts that the tenant leases.
-func (t *tx) checkPool(p *Pool) error {
+func (p *Pool) checkSize() error {
 	if p.MaxTotal < p.MinReady {
 		return api.Invalid("max_total", "max_total must not be below min_ready (%d)", p.MinReady)
 	}
+	return nil
+}
+
+// checkNodes refuses to name hosts for a tenant's pool that the tenant does not lease.
+func (t *tx) checkNodes(p *Pool) error {
 	for _, name := range p.Nodes {
 		if p.Tenant != "" && !t.Leases(p.Tenant, t.Node(name)) {
 			return api.Invalid("nodes", "the pool of a tenant may name only hosts that the tenant leases")
@@ -130,8 +137,13 @@ func (t *tx) patchPool(c PatchPool) (any, error) {
 	}
 	set(&row.NodeSelector, c.Patch.NodeSelector)
 	set(&row.Nodes, c.Patch.Nodes)
-	if err := t.checkPool(&row); err != nil {
+	if err := row.checkSize(); err != nil {
 		return nil, err
+	}
+	if c.Patch.Nodes.Set { // those of a lease that has ended since are no reason to refuse another change
+		if err := t.checkNodes(&row); err != nil {
+			return nil, err
+		}
 	}
 	row.tryAgain()
 	t.putPool(&row, true)

@@ -277,6 +277,12 @@ const maxKeys = 256
 // createKey adds an API key. Its value is the *Key.
 func (t *tx) createKey(c CreateKey) (any, error) {
 	row := c.Key
+	if err := (&api.KeyRequest{Role: row.Role}).Check(row.Tenant == ""); err != nil {
+		return nil, err
+	}
+	if t.Key(row.ID) != nil || t.KeyByHash(row.Hash) != nil {
+		return nil, api.Errorf(api.CodeConflict, "there is such a key already; make another one")
+	}
 	if row.Tenant != "" && t.Tenant(row.Tenant) == nil {
 		return nil, notFound("tenant", row.Tenant)
 	}
@@ -292,8 +298,15 @@ func (t *tx) createKey(c CreateKey) (any, error) {
 		return nil, err
 	}
 	t.insert(tableKey, &row)
-	t.log(t.env.Actor, "POST keys", row.ID, row.Tenant, "ok", "role", row.Role)
+	t.log(t.env.Actor, "POST "+keysRoute(row.Tenant), row.ID, row.Tenant, "ok", "role", row.Role)
 	return &row, nil
+}
+
+func keysRoute(tenant string) string {
+	if tenant == "" {
+		return "/fleet/operator-keys"
+	}
+	return "/fleet/tenants/{name}/keys"
 }
 
 // deleteKey revokes a key. Nothing that it authorised applies after this.
@@ -303,7 +316,7 @@ func (t *tx) deleteKey(c DeleteKey) (any, error) {
 		return nil, notFound("key", c.ID)
 	}
 	t.remove(tableKey, have)
-	t.log(t.env.Actor, "DELETE keys", have.ID, have.Tenant, "ok")
+	t.log(t.env.Actor, "DELETE "+keysRoute(have.Tenant)+"/{id}", have.ID, have.Tenant, "ok")
 	return nil, nil
 }
 

@@ -12,6 +12,7 @@ func TestNameIsUniquePerTenantAndFreeOnceItsVMIsDeleted(t *testing.T) {
 	f := newFleet(t)
 	f.node("n1")
 	f.image("img")
+	f.tenant("acme")
 	l := Launch{Name: "build", Image: "img"}
 	f.launched("a", "", l, "n1")
 	f.refused(api.CodeNameTaken, "", KindLaunchVM, LaunchVM{ID: "b", Launch: l, Candidates: []string{"n1"}})
