@@ -48,6 +48,9 @@ func wirePool(view fsm.View, p *fsm.Pool, hideNodes bool) api.Pool {
 		NodeSelector: notNil(p.NodeSelector), Nodes: p.Nodes, Readiness: p.Readiness, CreatedAt: p.CreatedAt, Version: p.Version,
 		Status: poolStatus(view, p), Warm: []api.WarmVM{},
 	}
+	if hideNodes {
+		out.Nodes, out.NodeSelector = nil, map[string]string{}
+	}
 	if out.Nodes == nil {
 		out.Nodes = []string{}
 	}

@@ -304,7 +304,7 @@ func (g *reign) orderScrub(ctx context.Context, l *fsm.Lease, s fsm.Scrub) (fsm.
 	case err == nil:
 		report.Error = "the host spoke of another lease"
 		return report, true
-	case code == "" || code == api.CodeStaleToken || code == api.CodeUnauthenticated || code == api.CodeConflict:
+	case code == "" || code == api.CodeStaleToken || code == api.CodeUnauthenticated || code == api.CodeConflict || code.Temporary():
 		pause(ctx, time.Second) // not answered, or VMs are still going: the next pass asks again
 		return report, false
 	}
