@@ -100,15 +100,17 @@ func (q *request) launchVM() error {
 // commitLaunch ranks and proposes, again if the hosts filled up in between.
 func (q *request) commitLaunch(g *reign, op *fsm.Op, id string, l fsm.Launch) (*fsm.Operation, bool, error) {
 	for try := 1; ; try++ {
-		body, err := g.rankLaunch(q.r.state.View(), id, l)
-		if err != nil {
+		body, why := g.rankLaunch(q.r.state.View(), id, l)
+		if why != nil {
 			body = fsm.LaunchVM{ID: id, Launch: l} // the state says no, or knows the key
 		}
 		result, err := q.propose(fsm.KindLaunchVM, op, body)
-		if err != nil {
-			if codeOf(err) == api.CodeNoCapacity && len(body.Candidates) > 0 && try < rankings {
-				continue
-			}
+		switch full := codeOf(err) == api.CodeNoCapacity; {
+		case full && why != nil:
+			return nil, false, why
+		case full && len(body.Candidates) > 0 && try < rankings:
+			continue
+		case err != nil:
 			return nil, false, err
 		}
 		return result.Value.(*fsm.Operation), result.Replayed, nil

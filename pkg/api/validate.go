@@ -432,9 +432,28 @@ func (r *Register) Check() error {
 			return err
 		}
 	}
-	return checkNumbers(numberRule{"vcpus_total", int64(r.VCPUsTotal), 1 << 20}, numberRule{"memory_mib_total", r.MemoryMiBTotal, 1 << 40},
-		numberRule{"cpu_overcommit", int64(r.CPUOvercommit), 100})
+	if level := r.Density.HostPressureLevel; level != nil && *level != PressureNormal && *level != PressureWarn && *level != PressureCritical {
+		return Invalid("density.host_pressure_level", "density.host_pressure_level must be normal, warn, critical or null")
+	}
+	for i := range r.VMs {
+		vm := &r.VMs[i]
+		if err := checkNumbers(numberRule{"vms.vcpus", int64(vm.VCPUs), mostVCPUsOfHost}, numberRule{"vms.memory_mib", vm.MemoryMiB, mostMiBOfHost}); err != nil {
+			return err
+		}
+	}
+	d := &r.Density
+	return checkNumbers(numberRule{"vcpus_total", int64(r.VCPUsTotal), mostVCPUsOfHost}, numberRule{"memory_mib_total", r.MemoryMiBTotal, mostMiBOfHost},
+		numberRule{"cpu_overcommit", int64(r.CPUOvercommit), 100}, numberRule{"vm_count", int64(r.VMCount), mostVCPUsOfHost},
+		numberRule{"density.host_mem_available_mib", d.HostMemAvailableMiB, mostMiBOfHost}, numberRule{"density.warm_slots_ready", int64(d.WarmSlotsReady), mostVCPUsOfHost},
+		numberRule{"density.active_sandboxes", int64(d.ActiveSandboxes), mostVCPUsOfHost}, numberRule{"density.paused_sandboxes", int64(d.PausedSandboxes), mostVCPUsOfHost},
+		numberRule{"density.hibernated_sandboxes", int64(d.HibernatedSandboxes), mostVCPUsOfHost})
 }
+
+// What no host has more of; sums over a report stay far from overflow.
+const (
+	mostVCPUsOfHost = 1 << 20
+	mostMiBOfHost   = 1 << 40
+)
 
 // Check refuses a command that cannot be run.
 func (r *ExecRequest) Check() error {

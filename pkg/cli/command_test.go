@@ -43,7 +43,7 @@ func TestWrongUsageSaysWhatToType(t *testing.T) {
 	f := newFake(t, wholeFleet())
 	for line, want := range map[string]string{
 		"flet":                                         `✗ fluxctl has no command "flet"; did you mean fleet?`,
-		"fleet pol":                                    `✗ fluxctl fleet has no command "pol"; did you mean pools or pool?`,
+		"fleet pol":                                    `✗ fluxctl fleet has no command "pol"; did you mean pools or pool or policy?`,
 		"fleet zzzzzz":                                 `✗ fluxctl fleet has no command "zzzzzz"; see fluxctl fleet --help`,
 		"fleet vm":                                     `✗ fluxctl fleet vm needs NAME; see fluxctl fleet vm --help`,
 		"fleet rm":                                     `✗ fluxctl fleet rm needs NAME; see fluxctl fleet rm --help`,

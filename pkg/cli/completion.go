@@ -86,6 +86,21 @@ func (a *app) imageNames(ctx context.Context) []string {
 		func(i api.Image) string { return i.Name })
 }
 
+func (a *app) tenantNames(ctx context.Context) []string {
+	return fleetNames(a, func(c *client.Client) iter.Seq2[api.Tenant, error] { return c.Tenants(ctx) },
+		func(t api.Tenant) string { return t.Name })
+}
+
+func (a *app) leaseIDs(ctx context.Context) []string {
+	return fleetNames(a, func(c *client.Client) iter.Seq2[api.Lease, error] { return c.Leases(ctx, completeFilter()) },
+		func(l api.Lease) string { return l.ID })
+}
+
+func (a *app) keyIDs(ctx context.Context, k *keyring) []string {
+	return fleetNames(a, func(c *client.Client) iter.Seq2[api.Key, error] { return k.list(ctx, c) },
+		func(key api.Key) string { return key.ID })
+}
+
 func (a *app) machineNames(ctx context.Context) []string {
 	h, err := a.host()
 	if err != nil {
@@ -120,7 +135,7 @@ func collectNames[T any](items iter.Seq2[T, error], name func(T) string) []strin
 func (a *app) completionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "completion bash|zsh|fish", Short: "Print the completion script of a shell",
-		Long: "The script completes commands, flags, and the names of VMs, pools, nodes and images from the fleet.",
+		Long: "The script completes commands, flags, and the names of VMs, pools, nodes, images and tenants from the fleet.",
 		Example: `  source <(fluxctl completion bash)
   fluxctl completion zsh > "${fpath[1]}/_fluxctl"
   fluxctl completion fish > ~/.config/fish/completions/fluxctl.fish`,

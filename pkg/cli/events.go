@@ -17,16 +17,19 @@ import (
 
 func (a *app) activity() *cobra.Command {
 	var most int
+	var filter client.ActivityFilter
 	cmd := &cobra.Command{
 		Use: "activity", Short: "Show who did what, with what result; the latest last",
-		Example: "  fluxctl fleet activity\n  fluxctl fleet activity --limit 200 -o wide",
-		Args:    takes(), ValidArgsFunction: cobra.NoFileCompletions,
+		Example: `  fluxctl fleet activity
+  fluxctl fleet activity --tenant acme --limit 200 -o wide
+  fluxctl fleet activity --actor warm-pool --target ios-ci`,
+		Args: takes(), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: a.onFleet(func(ctx context.Context, c *client.Client, _ []string) error {
 			if most < 1 {
 				return usagef("--limit must be at least 1")
 			}
 			items, err := list(ctx, a, "the activity log", func(ctx context.Context) iter.Seq2[api.Activity, error] {
-				return limited(c.Activity(ctx, client.ActivityFilter{}), most)
+				return limited(c.Activity(ctx, filter), most)
 			})
 			if err != nil {
 				return err
@@ -35,7 +38,11 @@ func (a *app) activity() *cobra.Command {
 				return err
 			}
 			if len(items) == 0 {
-				a.note("Nothing has been done yet.")
+				if filter == (client.ActivityFilter{}) {
+					a.note("Nothing has been done yet.")
+				} else {
+					a.note("Nothing of that kind has been done yet.")
+				}
 				return nil
 			}
 			g := a.grid("TIME", "ACTOR", "ACTION", "TARGET", "OUTCOME").wider("DETAIL", "ID")
@@ -47,7 +54,14 @@ func (a *app) activity() *cobra.Command {
 			return nil
 		}),
 	}
-	cmd.Flags().IntVar(&most, "limit", 50, "show this many")
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.StringVar(&filter.Tenant, "tenant", "", "only what concerns this `TENANT`")
+	flags.StringVar(&filter.Actor, "actor", "", "only what this `ACTOR` did, such as warm-pool, lease or a tenant")
+	flags.StringVar(&filter.Action, "action", "", "only this `ACTION`, such as 'POST /fleet/vms'")
+	flags.StringVar(&filter.Target, "target", "", "only what was done to the thing of this `NAME`")
+	flags.IntVar(&most, "limit", 50, "show this many")
+	a.completeFlag(cmd, "tenant", a.tenantNames)
 	return cmd
 }
 

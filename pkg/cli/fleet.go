@@ -16,15 +16,29 @@ import (
 )
 
 func (a *app) fleetCommand() *cobra.Command {
-	return a.group("fleet", "VMs, warm pools, nodes and images of the fleet", "",
+	fleet := a.group("fleet", "VMs, warm pools, nodes, tenants and leases of the fleet", "",
 		`  fluxctl fleet launch build-42 --image macos-27-xcode --ttl 2h
   fluxctl fleet exec build-42 -- uname -a
-  fluxctl fleet pools`,
-		a.launch(), a.vms(), a.vm(), a.removeVMs(), a.execVM(),
-		a.pools(), a.pool(), a.createPool(), a.setPool(), a.rollPool(), a.removePool(),
-		a.nodes(), a.node(), a.cordon(), a.uncordon(), a.drain(),
-		a.images(), a.addImage(), a.removeImage(),
-		a.capacity(), a.activity(), a.events())
+  fluxctl fleet pools`)
+	for _, topic := range []struct {
+		title string
+		verbs []*cobra.Command
+	}{
+		{"VMs:", []*cobra.Command{a.launch(), a.vms(), a.vm(), a.removeVMs(), a.execVM()}},
+		{"Warm pools:", []*cobra.Command{a.pools(), a.pool(), a.createPool(), a.setPool(), a.rollPool(), a.removePool()}},
+		{"Nodes and leases:", []*cobra.Command{a.nodes(), a.node(), a.cordon(), a.uncordon(), a.drain(), a.leases(), a.lease(), a.setLease(), a.endLease(), a.scrub()}},
+		{"Images:", []*cobra.Command{a.images(), a.addImage(), a.removeImage()}},
+		{"Tenants:", []*cobra.Command{a.tenants(), a.tenant(), a.createTenant(), a.setTenant(), a.removeTenant(), a.keys(), a.createKey(), a.revokeKey(), a.policy()}},
+		{"Money:", []*cobra.Command{a.prices(), a.usage(), a.ledger(), a.adjustLedger()}},
+		{"The whole fleet:", []*cobra.Command{a.capacity(), a.activity(), a.events()}},
+	} {
+		fleet.AddGroup(&cobra.Group{ID: topic.title, Title: topic.title})
+		for _, verb := range topic.verbs {
+			verb.GroupID = topic.title
+			fleet.AddCommand(verb)
+		}
+	}
+	return fleet
 }
 
 // onFleet is a command's work with a client of the fleet.

@@ -63,6 +63,7 @@ already running is handed over at once. --cloud-init and --reschedulable mean a 
 	flags.StringArrayVar(&f.selector, "node-selector", nil, "run on a node with this label, `KEY=VALUE`; may be repeated")
 	flags.StringArrayVar(&f.labels, "label", nil, "label the VM with `KEY=VALUE`; may be repeated")
 	flags.StringVar(&f.cloudInit, "cloud-init", "", "first-boot configuration: a #cloud-config `FILE`, or - for standard input")
+	flags.StringVar(&f.req.Tenant, "tenant", "", "make it this `TENANT`'s VM (operator only)")
 	flags.BoolVar(&f.req.Reschedulable, "reschedulable", false, "boot it again elsewhere when its node is lost")
 	flags.BoolVar(&f.wait, "wait", false, "return once the guest agent answers")
 	flags.BoolVar(&f.dryRun, "dry-run", false, "say where it would go, and change nothing")
@@ -70,6 +71,7 @@ already running is handed over at once. --cloud-init and --reschedulable mean a 
 	a.completeFlag(cmd, "image", a.imageNames)
 	a.completeFlag(cmd, "pool", a.poolNames)
 	a.completeFlag(cmd, "node", a.nodeNames)
+	a.completeFlag(cmd, "tenant", a.tenantNames)
 	return cmd
 }
 

@@ -54,13 +54,13 @@ func (p paint) faint(s string) string { return p.with(s, color.Faint) }
 // state colours a state by what it means for the person reading.
 func (p paint) state(s string) string {
 	switch s {
-	case "running", "ready", "healthy", "leader", "ok", "active":
+	case "running", "ready", "healthy", "leader", "ok", "active", "done":
 		return p.good(s)
-	case "failed", "lost", "unreachable", "unhealthy", "refused":
+	case "failed", "lost", "unreachable", "unhealthy", "refused", "scrub_failed":
 		return p.bad(s)
-	case "placed", "booting", "filling", "backing_off", "suspect", "unknown", "deleting", "cordoned", "draining":
+	case "placed", "booting", "filling", "backing_off", "suspect", "unknown", "deleting", "cordoned", "draining", "pending", "ending", "scrubbing":
 		return p.warn(s)
-	case "stopped", "paused":
+	case "stopped", "paused", "ended":
 		return p.faint(s)
 	}
 	return s

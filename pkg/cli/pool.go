@@ -205,6 +205,7 @@ func (a *app) createPool() *cobra.Command {
 	flags.StringVar(&req.Readiness, "readiness", "", "count a VM as ready when its `agent` answers, or once it is running")
 	a.completeFlag(cmd, "image", a.imageNames)
 	a.completeFlag(cmd, "node", a.nodeNames)
+	a.completeFlag(cmd, "tenant", a.tenantNames)
 	fixed(cmd, "readiness", api.ReadinessAgent, api.ReadinessRunning)
 	return cmd
 }

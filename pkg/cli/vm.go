@@ -58,10 +58,12 @@ func (a *app) vms() *cobra.Command {
 	flags.SortFlags = false
 	flags.StringVar(&filter.Node, "node", "", "only on this `NODE`")
 	flags.StringVar(&filter.Pool, "pool", "", "only of this warm `POOL`")
+	flags.StringVar(&filter.Tenant, "tenant", "", "only of this `TENANT`")
 	flags.StringVar(&filter.State, "state", "", "only in this `STATE`, such as running")
 	flags.StringArrayVar(&labels, "label", nil, "only with this label, `KEY=VALUE`; may be repeated")
 	a.completeFlag(cmd, "node", a.nodeNames)
 	a.completeFlag(cmd, "pool", a.poolNames)
+	a.completeFlag(cmd, "tenant", a.tenantNames)
 	fixed(cmd, "state", string(api.StatePlaced), string(api.StateBooting), string(api.StateRunning), string(api.StateDeleting),
 		string(api.StateStopped), string(api.StatePaused), string(api.StateFailed), string(api.StateUnknown), string(api.StateLost))
 	return cmd

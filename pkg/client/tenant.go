@@ -50,8 +50,8 @@ func (c *Client) TenantKeys(ctx context.Context, tenant string) iter.Seq2[api.Ke
 	return pages[api.Key](ctx, c.caller, at(tenantsPath, tenant, "keys"), nil)
 }
 
-// CreateTenantKey makes a key with role tenant or viewer. Its secret is shown only in this answer. An empty key is a
-// random one.
+// CreateTenantKey makes a key with role tenant or viewer. Its secret is shown only in this answer; it is empty when that
+// answer was lost and asked for again, since the fleet keeps none. An empty idempotency key is a random one.
 func (c *Client) CreateTenantKey(ctx context.Context, tenant string, req api.KeyRequest, key string) (api.Key, error) {
 	return post[api.Key](ctx, c.caller, at(tenantsPath, tenant, "keys"), key, req)
 }
@@ -66,8 +66,7 @@ func (c *Client) OperatorKeys(ctx context.Context) iter.Seq2[api.Key, error] {
 	return pages[api.Key](ctx, c.caller, operatorKeysPath, nil)
 }
 
-// CreateOperatorKey makes a key with role operator or viewer. Its secret is shown only in this answer. An empty key
-// is a random one.
+// CreateOperatorKey makes a key with role operator or viewer; its secret is as that of CreateTenantKey.
 func (c *Client) CreateOperatorKey(ctx context.Context, req api.KeyRequest, key string) (api.Key, error) {
 	return post[api.Key](ctx, c.caller, operatorKeysPath, key, req)
 }
