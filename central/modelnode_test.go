@@ -307,6 +307,11 @@ func (n *modelNode) serve(req *http.Request, body []byte) (status int, answer an
 	switch {
 	case req.Method == http.MethodGet && strings.HasSuffix(req.URL.Path, "/console"):
 		return http.StatusOK, "login: ", false
+	case req.Method == http.MethodGet:
+		if n.vms[entry.id] == nil {
+			return refused(api.Errorf(api.CodeNotFound, "no VM %s here", entry.id))
+		}
+		return http.StatusOK, api.Machine{ID: entry.id}, false
 	case strings.HasSuffix(req.URL.Path, "/exec"):
 		return http.StatusOK, api.ExecAnswer{Stdout: "hello\n"}, false
 	}
