@@ -81,12 +81,16 @@ func (q *request) authenticate(rt route) error {
 	case rt.who == forNodes:
 		q.caller = caller{role: roleNode, secret: token}
 	default:
-		return api.Errorf(api.CodeUnauthenticated, "the token is not known here, or its key was revoked or has expired; check FLUXVM_TOKEN")
+		return unknownToken()
 	}
 	if !q.caller.may(rt.who, rt.method) {
 		return api.Errorf(api.CodeForbidden, "a key of role %s may not do this; use one that may", q.caller.role)
 	}
 	return nil
+}
+
+func unknownToken() *api.Error {
+	return api.Errorf(api.CodeUnauthenticated, "the token is not known here, or its key was revoked or has expired; check FLUXVM_TOKEN")
 }
 
 // stillGood says whether the key behind a request that lasts may still be used.

@@ -255,6 +255,9 @@ func (q *request) handle(rt route) error {
 		if err := q.waitForChange(rt.path); err != nil {
 			return err
 		}
+		if !q.stillGood() { // a wait may outlast the key
+			return unknownToken()
+		}
 	}
 	return rt.handle(q)
 }

@@ -169,7 +169,7 @@ type sum struct {
 	vmMS, vcpuMS, mibMS, leaseMS int64
 }
 
-func (s *sum) add(r *fsm.LedgerRow, from, to api.Time, now api.Time) {
+func (s *sum) add(r *fsm.LedgerRow, from, to api.Time) {
 	ms := int64(to - from)
 	switch r.Kind {
 	case api.LedgerAdjustment:
@@ -216,7 +216,7 @@ func (q *request) getUsage() error {
 	view := q.r.state.View()
 	sums, total := map[group]*sum{}, &sum{}
 	for r := range q.rowsFor(view, 0) {
-		for from, to := range pieces(r, from, min(to, now), by["day"]) {
+		for from, to := range pieces(r, from, to, now, by["day"]) {
 			key := group{}
 			if by["tenant"] {
 				key.tenant = r.Tenant
@@ -232,8 +232,8 @@ func (q *request) getUsage() error {
 				one = &sum{item: api.UsageItem{Tenant: orNull(key.tenant), Pool: key.pool, Day: key.day}}
 				sums[key] = one
 			}
-			one.add(r, from, to, now)
-			total.add(r, from, to, now)
+			one.add(r, from, to)
+			total.add(r, from, to)
 		}
 	}
 	out := api.Usage{Items: []api.UsageItem{}, Total: total.settled()}
@@ -254,17 +254,18 @@ func deref(s *string) string {
 	return *s
 }
 
-// pieces are the parts of a stretch within a span, cut at midnight UTC if days are asked for.
-func pieces(r *fsm.LedgerRow, from, to api.Time, days bool) iter.Seq2[api.Time, api.Time] {
+// pieces are the parts of a stretch within a half-open span up to now, cut at midnight UTC if days are asked for. An
+// adjustment is a moment, in one span only.
+func pieces(r *fsm.LedgerRow, from, to, now api.Time, days bool) iter.Seq2[api.Time, api.Time] {
 	const day = 24 * 3600 * 1000
 	return func(yield func(api.Time, api.Time) bool) {
 		if r.Kind == api.LedgerAdjustment {
-			if r.StartedAt >= from && r.StartedAt <= to {
+			if r.StartedAt >= from && r.StartedAt < to {
 				yield(r.StartedAt, r.StartedAt)
 			}
 			return
 		}
-		start, end := max(from, r.StartedAt), to
+		start, end := max(from, r.StartedAt), min(to, now)
 		if r.EndedAt != 0 {
 			end = min(to, r.EndedAt)
 		}

@@ -28,7 +28,9 @@ func observe(view fsm.View, node string, b *beat, now time.Time) (news []fsm.VMR
 		}
 		delete(b.missing, row.ID)
 		if n, ok := differs(row, vm); ok {
-			n.Node = node
+			if n.Node = node; n.State == api.StateGone {
+				n.EndedMS = b.sinceEnd(vm, now).Milliseconds()
+			}
 			news = append(news, n)
 		}
 	}
@@ -55,7 +57,7 @@ func gone(row *fsm.VM, b *beat, now time.Time) bool {
 
 // differs says what a node shows of a VM that its row does not.
 func differs(row *fsm.VM, vm *api.ReportedVM) (fsm.VMReport, bool) {
-	out := fsm.VMReport{ID: row.ID, State: vm.State, Agent: vm.Agent, IP: vm.IP, Reason: vm.Reason, EndedMS: vm.EndedMSAgo}
+	out := fsm.VMReport{ID: row.ID, State: vm.State, Agent: vm.Agent, IP: vm.IP, Reason: vm.Reason}
 	switch {
 	case vm.State == api.StateGone:
 		return out, row.Told != 0 || row.State == api.StateDeleting
