@@ -48,6 +48,9 @@ func wirePool(view fsm.View, p *fsm.Pool, hideNodes bool) api.Pool {
 		NodeSelector: notNil(p.NodeSelector), Nodes: p.Nodes, Readiness: p.Readiness, CreatedAt: p.CreatedAt, Version: p.Version,
 		Status: poolStatus(view, p), Warm: []api.WarmVM{},
 	}
+	if hideNodes {
+		out.Nodes, out.NodeSelector = nil, map[string]string{}
+	}
 	if out.Nodes == nil {
 		out.Nodes = []string{}
 	}
@@ -96,7 +99,7 @@ func wireNode(view fsm.View, n *fsm.Node, b *beat, seen api.Time) api.Node {
 	use, w := view.Use(n.Name), b.weather()
 	overcommit := max(n.CPUOvercommit, 1)
 	out := api.Node{
-		Name: n.Name, UUID: n.UUID, URL: n.URL, State: n.State, Reason: n.Reason, Cordoned: n.Cordoned, Draining: n.Draining,
+		Name: n.Name, UUID: n.UUID, URL: n.URL, State: n.State, Reason: n.Reason, Cordoned: n.Cordoned, Draining: n.Draining, Lease: orNull(n.Lease),
 		Backends: n.Backends, Capabilities: api.Capabilities{Rename: n.Rename}, VCPUsTotal: n.VCPUsTotal, MemoryMiBTotal: n.MemoryMiBTotal, CPUOvercommit: overcommit,
 		VMCount: use.VMs, FreeVCPUs: max(0, n.VCPUsTotal*overcommit-max(use.VCPUs, w.vcpus)), FreeMemoryMiB: max(0, n.MemoryMiBTotal-max(use.MemoryMiB, w.memoryMiB)),
 		Labels: notNil(n.Labels), Density: w.density, LastSeenAt: seen, Version: n.Version,

@@ -15,7 +15,7 @@ import (
 
 const (
 	eventsPerRead = 256
-	keepAlive     = 15 * time.Second
+	keepAlive     = 4 * time.Second // also how long a stream outlives the revocation of its key
 )
 
 // streamEvents answers GET /fleet/events with what changed, from any replica: event ids are the same everywhere.
@@ -45,10 +45,13 @@ func (q *request) streamEvents() error {
 			_, _ = fmt.Fprint(q.w, ": open\n\n")
 		}
 		for _, e := range events {
+			index, n = e.Index, e.N
+			if !q.caller.sees(e.Tenant) {
+				continue
+			}
 			if err := q.writeEvent(e); err != nil {
 				return nil // the reader has gone
 			}
-			index, n = e.Index, e.N
 		}
 		if err := flush.Flush(); err != nil {
 			return nil
@@ -59,6 +62,9 @@ func (q *request) streamEvents() error {
 		select {
 		case <-more:
 		case <-timer.C:
+			if !q.stillGood() {
+				return nil
+			}
 			_, _ = fmt.Fprint(q.w, ": still here\n\n")
 		case <-q.Context().Done():
 			return nil
@@ -97,6 +103,10 @@ func (q *request) writeEvent(e fsm.Event) error {
 		object = wireVM(row)
 	case *fsm.Pool:
 		object = wirePool(q.r.state.View(), row, false)
+	case *fsm.Lease:
+		object = wireLease(q.r.state.View(), row)
+	case *fsm.Tenant:
+		object = wireTenant(row)
 	case *fsm.Node:
 		object = q.showNode(q.r.state.View())(row)
 	}

@@ -74,15 +74,21 @@ func (s *stream) WriteHeader(status int) {
 // follow reads a replica's stream until the function it gives is called.
 func (r *rig) follow(replica, query, last string) (*stream, int, func()) {
 	r.t.Helper()
+	header := http.Header{"Authorization": {"Bearer " + operatorToken}}
+	if last != "" {
+		header.Set("Last-Event-ID", last)
+	}
+	return r.followWith(header, replica, query)
+}
+
+func (r *rig) followWith(header http.Header, replica, query string) (*stream, int, func()) {
+	r.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	req, err := http.NewRequestWithContext(ctx, "GET", "/fleet/events"+query, http.NoBody)
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	req.Header.Set("Authorization", "Bearer "+operatorToken)
-	if last != "" {
-		req.Header.Set("Last-Event-ID", last)
-	}
+	req.Header = header
 	out, in := io.Pipe()
 	s := &stream{header: http.Header{}, pipe: in, begun: make(chan int, 1), over: make(chan struct{})}
 	handler := r.member(replica).public

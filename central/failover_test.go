@@ -104,6 +104,11 @@ func TestADeposedLeaderIsRefusedByTokenAndServesNoDefaultRead(t *testing.T) {
 		a := r.launch(r.leader(), body{"name": "a", "image": "tiny", "node": "n1"})
 		old := r.leader()
 		n1 := r.node("n1")
+		// Until it is written down that the node has made the VM, the next order may be its create once more.
+		r.eventually("the VM to be known as made, with nothing left to order", time.Minute, func() bool {
+			row := r.member(old).state.View().VM(a.VM.ID)
+			return row.State == api.StateRunning && !row.NeedsOrder()
+		})
 		n1.with(func() { n1.late = 30 * time.Second }) // the order is under way while its sender loses its office
 		r.call(old, "PATCH", "/fleet/vms/a", body{"labels": body{"team": "x"}})
 		r.eventually("the order to be under way", time.Second, func() bool { n1.mu.Lock(); defer n1.mu.Unlock(); return n1.late == 0 })

@@ -74,8 +74,21 @@ func decidePool(view fsm.View, p *fsm.Pool, now api.Time) (plan poolPlan) {
 		}
 	default:
 		plan.fill = min(plan.fill, room)
+		plan.fitQuota(view, p)
 	}
 	return plan
+}
+
+// fitQuota cuts what is to be booted to what the tenant's quota has room for.
+func (plan *poolPlan) fitQuota(view fsm.View, p *fsm.Pool) {
+	room := view.QuotaRoom(p, plan.fill)
+	switch {
+	case room > 0 && p.WaitReason == api.WaitQuota:
+		plan.wait = &fsm.Wait{}
+	case room == 0 && p.WaitReason != api.WaitQuota:
+		plan.wait = &fsm.Wait{Reason: api.WaitQuota}
+	}
+	plan.fill = room
 }
 
 // spareFault says why a spare cannot stay: it is broken, or stands where the pool may no longer have it.
@@ -93,6 +106,10 @@ func spareFault(view fsm.View, p *fsm.Pool, s *fsm.VM, now api.Time) (reason str
 		return "it did not boot within 15 minutes", true
 	case node == nil:
 		return "its node is gone", false
+	case p.Tenant == "" && node.Lease != "":
+		return "its node was leased", false
+	case p.Tenant != "" && !view.Leases(p.Tenant, node):
+		return "its tenant does not lease its node any more", false
 	case node.Draining:
 		return "its node is draining", false
 	case !node.Rename:

@@ -23,6 +23,7 @@ type beat struct {
 	at         time.Time                  // when it was heard, with the monotonic clock
 	vms        map[string]*api.ReportedVM // its whole list, as of its digest; nil before the first
 	digest     string
+	listed     time.Time            // when that list was heard: how long ago a VM ended counts from then
 	missing    map[string]time.Time // rows that were first missed in the list at that time
 	strangers  map[string]time.Time // VMs of this cluster that no row knows, since when
 }
@@ -53,6 +54,20 @@ func (b *beat) weather() (w weather) {
 	return w
 }
 
+// goneFor says how long a VM has been gone from the node, by its list; one that is not in the list is gone just now. ok
+// is false when the list may still lack what the node said at the time: that the VM is not there.
+func (b *beat) goneFor(id string, said, now time.Time) (ago time.Duration, ok bool) {
+	if vm := b.vms[id]; vm != nil && vm.State == api.StateGone {
+		return b.sinceEnd(vm, now), true
+	}
+	return 0, b.vms != nil && b.at.After(said)
+}
+
+// sinceEnd is how long ago a VM of the list ended.
+func (b *beat) sinceEnd(vm *api.ReportedVM, now time.Time) time.Duration {
+	return time.Duration(vm.EndedMSAgo)*time.Millisecond + max(0, now.Sub(b.listed))
+}
+
 // get gives the last beat of a node, nil if this process has not heard it.
 func (f *fleet) get(node string) *beat {
 	f.mu.Lock()
@@ -77,14 +92,14 @@ func (f *fleet) hear(report api.Register, credential string, now time.Time) (wan
 	}
 	switch {
 	case report.HasVMs:
-		b.digest, b.vms = report.VMsDigest, make(map[string]*api.ReportedVM, len(report.VMs))
+		b.digest, b.listed, b.vms = report.VMsDigest, now, make(map[string]*api.ReportedVM, len(report.VMs))
 		for i := range report.VMs {
 			vm := &report.VMs[i]
 			vm.Reason, vm.IP = cut(vm.Reason, longestReason), cut(vm.IP, longestIP)
 			b.vms[vm.ID] = vm
 		}
 	case old != nil && old.vms != nil && old.digest == report.VMsDigest && old.report.Instance == report.Instance:
-		b.digest, b.vms = old.digest, old.vms
+		b.digest, b.listed, b.vms = old.digest, old.listed, old.vms
 	default:
 		wantVMs = true
 	}

@@ -18,19 +18,10 @@ import (
 	"github.com/fluxvm/fluxvm/pkg/api"
 )
 
-// role is what a caller may be.
-type role string
-
-const (
-	roleOperator role = "operator"
-	roleNode     role = "node"
-	roleAnyone   role = "anyone" // no token needed
-)
-
 // route is one entry of the table that the API is made from.
 type route struct {
 	method, path string
-	role         role
+	who          access
 	local        bool // answered by the replica itself, never forwarded
 	handle       func(*request) error
 }
@@ -38,44 +29,69 @@ type route struct {
 // routes is the whole API. A route that is not here does not exist.
 func (r *Replica) routes() []route {
 	return []route{
-		{"GET", "/healthz", roleAnyone, true, (*request).healthz},
-		{"GET", "/readyz", roleAnyone, true, (*request).readyz},
-		{"GET", "/metrics", roleAnyone, true, (*request).getMetrics},
-		{"GET", "/openapi.json", roleAnyone, true, (*request).getOpenAPI},
-		{"POST", "/fleet/register", roleNode, true, (*request).registerNode},
-		{"GET", "/fleet/events", roleOperator, true, (*request).streamEvents},
-		{"GET", "/fleet/cluster", roleOperator, false, (*request).getCluster},
-		{"POST", "/fleet/join-tokens", roleOperator, false, (*request).createJoinToken},
-		{"GET", "/fleet/activity", roleOperator, false, (*request).listActivity},
-		{"GET", "/fleet/capacity", roleOperator, false, (*request).getCapacity},
-		{"GET", "/fleet/nodes", roleOperator, false, (*request).listNodes},
-		{"GET", "/fleet/nodes/{name}", roleOperator, false, (*request).getNode},
-		{"PATCH", "/fleet/nodes/{name}", roleOperator, false, (*request).patchNode},
-		{"DELETE", "/fleet/nodes/{name}", roleOperator, false, (*request).deleteNode},
-		{"POST", "/fleet/nodes/{name}/cordon", roleOperator, false, (*request).cordonNode},
-		{"POST", "/fleet/nodes/{name}/uncordon", roleOperator, false, (*request).uncordonNode},
-		{"POST", "/fleet/nodes/{name}/drain", roleOperator, false, (*request).drainNode},
-		{"GET", "/fleet/nodes/{name}/vms", roleOperator, false, (*request).listNodeVMs},
-		{"GET", "/fleet/images", roleOperator, false, (*request).listImages},
-		{"POST", "/fleet/images", roleOperator, false, (*request).createImage},
-		{"GET", "/fleet/images/{name}", roleOperator, false, (*request).getImage},
-		{"PATCH", "/fleet/images/{name}", roleOperator, false, (*request).patchImage},
-		{"DELETE", "/fleet/images/{name}", roleOperator, false, (*request).deleteImage},
-		{"GET", "/fleet/pools", roleOperator, false, (*request).listPools},
-		{"POST", "/fleet/pools", roleOperator, false, (*request).createPool},
-		{"GET", "/fleet/pools/{name}", roleOperator, false, (*request).getPool},
-		{"PATCH", "/fleet/pools/{name}", roleOperator, false, (*request).patchPool},
-		{"DELETE", "/fleet/pools/{name}", roleOperator, false, (*request).deletePool},
-		{"GET", "/fleet/pools/{name}/status", roleOperator, false, (*request).getPoolStatus},
-		{"POST", "/fleet/pools/{name}/roll", roleOperator, false, (*request).rollPool},
-		{"GET", "/fleet/vms", roleOperator, false, (*request).listVMs},
-		{"POST", "/fleet/vms", roleOperator, false, (*request).launchVM},
-		{"GET", "/fleet/vms/{id}", roleOperator, false, (*request).getVM},
-		{"PATCH", "/fleet/vms/{id}", roleOperator, false, (*request).patchVM},
-		{"DELETE", "/fleet/vms/{id}", roleOperator, false, (*request).deleteVM},
-		{"DELETE", "/fleet/vms/{node}/{id}", roleOperator, false, (*request).deleteVMOnNode},
-		{"POST", "/fleet/vms/{id}/exec", roleOperator, false, (*request).execVM},
-		{"GET", "/fleet/vms/{id}/console", roleOperator, false, (*request).getConsole},
+		{"GET", "/healthz", forAnyone, true, (*request).healthz},
+		{"GET", "/readyz", forAnyone, true, (*request).readyz},
+		{"GET", "/metrics", forAnyone, true, (*request).getMetrics},
+		{"GET", "/openapi.json", forAnyone, true, (*request).getOpenAPI},
+		{"POST", "/fleet/register", forNodes, true, (*request).registerNode},
+		{"GET", "/fleet/events", forTenants, true, (*request).streamEvents},
+		{"GET", "/fleet/cluster", forOperator, false, (*request).getCluster},
+		{"POST", "/fleet/join-tokens", forOperator, false, (*request).createJoinToken},
+		{"GET", "/fleet/activity", forTenants, false, (*request).listActivity},
+		{"GET", "/fleet/capacity", forOperator, false, (*request).getCapacity},
+		{"GET", "/fleet/nodes", forTenants, false, (*request).listNodes},
+		{"GET", "/fleet/nodes/{name}", forTenants, false, (*request).getNode},
+		{"PATCH", "/fleet/nodes/{name}", forOperator, false, (*request).patchNode},
+		{"DELETE", "/fleet/nodes/{name}", forOperator, false, (*request).deleteNode},
+		{"POST", "/fleet/nodes/{name}/cordon", forOperator, false, (*request).cordonNode},
+		{"POST", "/fleet/nodes/{name}/uncordon", forOperator, false, (*request).uncordonNode},
+		{"POST", "/fleet/nodes/{name}/drain", forOperator, false, (*request).drainNode},
+		{"GET", "/fleet/nodes/{name}/vms", forTenants, false, (*request).listNodeVMs},
+		{"GET", "/fleet/images", forTenants, false, (*request).listImages},
+		{"POST", "/fleet/images", forOperator, false, (*request).createImage},
+		{"GET", "/fleet/images/{name}", forTenants, false, (*request).getImage},
+		{"PATCH", "/fleet/images/{name}", forOperator, false, (*request).patchImage},
+		{"DELETE", "/fleet/images/{name}", forOperator, false, (*request).deleteImage},
+		{"GET", "/fleet/pools", forTenants, false, (*request).listPools},
+		{"POST", "/fleet/pools", forTenants, false, (*request).createPool},
+		{"GET", "/fleet/pools/{name}", forTenants, false, (*request).getPool},
+		{"PATCH", "/fleet/pools/{name}", forTenants, false, (*request).patchPool},
+		{"DELETE", "/fleet/pools/{name}", forTenants, false, (*request).deletePool},
+		{"GET", "/fleet/pools/{name}/status", forTenants, false, (*request).getPoolStatus},
+		{"POST", "/fleet/pools/{name}/roll", forTenants, false, (*request).rollPool},
+		{"GET", "/fleet/vms", forTenants, false, (*request).listVMs},
+		{"POST", "/fleet/vms", forTenants, false, (*request).launchVM},
+		{"GET", "/fleet/vms/{id}", forTenants, false, (*request).getVM},
+		{"PATCH", "/fleet/vms/{id}", forTenants, false, (*request).patchVM},
+		{"DELETE", "/fleet/vms/{id}", forTenants, false, (*request).deleteVM},
+		{"DELETE", "/fleet/vms/{node}/{id}", forTenants, false, (*request).deleteVMOnNode},
+		{"POST", "/fleet/vms/{id}/exec", forTenants, false, (*request).execVM},
+		{"GET", "/fleet/vms/{id}/console", forTenants, false, (*request).getConsole},
+		{"POST", "/fleet/nodes/{name}/scrub", forOperator, false, (*request).scrubNode},
+		{"GET", "/fleet/tenants", forTenants, false, (*request).listTenants},
+		{"POST", "/fleet/tenants", forOperator, false, (*request).createTenant},
+		{"GET", "/fleet/tenants/{name}", forTenants, false, (*request).getTenant},
+		{"PATCH", "/fleet/tenants/{name}", forOperator, false, (*request).patchTenant},
+		{"DELETE", "/fleet/tenants/{name}", forOperator, false, (*request).deleteTenant},
+		{"GET", "/fleet/tenants/{name}/usage", forTenants, false, (*request).getTenantUsage},
+		{"GET", "/fleet/tenants/{name}/keys", forTenants, false, (*request).listKeys},
+		{"POST", "/fleet/tenants/{name}/keys", forTenants, false, (*request).createKey},
+		{"DELETE", "/fleet/tenants/{name}/keys/{id}", forTenants, false, (*request).deleteKey},
+		{"GET", "/fleet/operator-keys", forOperator, false, (*request).listOperatorKeys},
+		{"POST", "/fleet/operator-keys", forOperator, false, (*request).createOperatorKey},
+		{"DELETE", "/fleet/operator-keys/{id}", forOperator, false, (*request).deleteOperatorKey},
+		{"GET", "/fleet/policy", forOperator, false, (*request).getPolicy},
+		{"PATCH", "/fleet/policy", forOperator, false, (*request).patchPolicy},
+		{"GET", "/fleet/prices", forOperator, false, (*request).getPrices},
+		{"PUT", "/fleet/prices", forOperator, false, (*request).putPrices},
+		{"GET", "/fleet/leases", forTenants, false, (*request).listLeases},
+		{"POST", "/fleet/leases", forTenants, false, (*request).createLease},
+		{"GET", "/fleet/leases/{id}", forTenants, false, (*request).getLease},
+		{"PATCH", "/fleet/leases/{id}", forTenants, false, (*request).patchLease},
+		{"DELETE", "/fleet/leases/{id}", forTenants, false, (*request).endLease},
+		{"GET", "/fleet/ledger", forTenants, false, (*request).getLedger},
+		{"POST", "/fleet/ledger", forOperator, false, (*request).adjustLedger},
+		{"GET", "/fleet/usage", forTenants, false, (*request).getUsage},
 	}
 }
 
@@ -131,14 +147,6 @@ type request struct {
 	body      []byte
 	key       string // idempotency key of a POST
 	forwarded bool   // it came from another replica
-}
-
-// caller is who asks.
-type caller struct {
-	role   role
-	actor  string // for the activity log
-	node   string // the node whose credential was shown; empty for an operator or a join token
-	secret string
 }
 
 // answer notes the status for metrics and logs.
@@ -247,33 +255,11 @@ func (q *request) handle(rt route) error {
 		if err := q.waitForChange(rt.path); err != nil {
 			return err
 		}
+		if !q.stillGood() { // a wait may outlast the key
+			return unknownToken()
+		}
 	}
 	return rt.handle(q)
-}
-
-// authenticate finds out who asks. What the state says of tokens holds on every replica.
-func (q *request) authenticate(rt route) error {
-	if rt.role == roleAnyone {
-		return nil
-	}
-	token, ok := strings.CutPrefix(q.Header.Get("Authorization"), "Bearer ")
-	if !ok || token == "" {
-		return api.Errorf(api.CodeUnauthenticated, "send a token in the header Authorization: Bearer …")
-	}
-	view := q.r.state.View()
-	hash, meta := hashToken(token), view.Meta()
-	if meta.ClusterID == "" {
-		return api.Errorf(api.CodeUnavailable, "the cluster is still being set up; try again in a moment")
-	}
-	if hash == meta.OperatorHash {
-		q.caller = caller{role: roleOperator, actor: "operator"}
-		return nil
-	}
-	if rt.role == roleNode {
-		q.caller = caller{role: roleNode, secret: token}
-		return nil // the handler holds it to the node it speaks for
-	}
-	return api.Errorf(api.CodeUnauthenticated, "the token is not known here; check FLUXVM_TOKEN")
 }
 
 // op is the request's idempotency key as a command carries it. body is the decoded request, so that spacing and
@@ -283,7 +269,7 @@ func (q *request) op(body any) *fsm.Op {
 	if err != nil {
 		raw = q.body
 	}
-	return &fsm.Op{Key: q.key, Digest: hashToken(q.Method + " " + q.URL.Path + "\n" + string(raw))}
+	return &fsm.Op{Scope: q.caller.tenant, Key: q.key, Digest: hashToken(q.Method + " " + q.URL.Path + "\n" + string(raw))}
 }
 
 // decode reads the body strictly.
@@ -329,7 +315,7 @@ func (q *request) propose(kind fsm.Kind, op *fsm.Op, body any) (fsm.Result, erro
 	if g == nil {
 		return fsm.Result{}, api.Errorf(api.CodeNotLeader, "this replica stopped leading; try again")
 	}
-	result, err := g.propose(q.Context(), kind, q.caller.actor, op, body)
+	result, err := g.proposeFor(q.Context(), q.caller, kind, op, body)
 	if err == nil && result.Replayed {
 		q.w.Header().Set(api.HeaderReplayed, "true")
 	}

@@ -329,3 +329,23 @@ func TestAPoolDelaysForFullHostsAndBacksOffForFailures(t *testing.T) {
 		}
 	})
 }
+
+// A node that has made the VM answers a repeated create with what it has; what was changed meanwhile it must still hear.
+func TestAChangeWhileTheNodeBootsTheVMReachesTheNode(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
+		r.ready("n1")
+		n1 := r.node("n1")
+		n1.with(func() { n1.lag = func() time.Duration { return 2 * time.Second } })
+		leader := r.leader()
+		pending := r.ask(leader, "POST", "/fleet/vms", body{"name": "a", "image": "tiny"}, api.HeaderIdempotencyKey, "k")
+		r.eventually("the VM to be placed", time.Second, func() bool { return r.member(leader).state.View().VMNamed("", "a") != nil })
+		if got := r.call(r.follower(), "PATCH", "/fleet/vms/a", body{"name": "b", "labels": body{"team": "x"}, "ttl_seconds": 3600}); got.status != 200 {
+			t.Fatal(got)
+		}
+		id := into[api.LaunchAnswer](t, <-pending).VM.ID
+		r.eventually("the node to have heard of the change", time.Minute, func() bool {
+			m := n1.has(id)
+			return m.Name == "b" && m.Labels["team"] == "x" && m.Labels[api.LabelEphemeral] == "true" && !m.deadline.IsZero()
+		})
+	})
+}

@@ -72,6 +72,21 @@ func listPage[R, T any](p page, rows iter.Seq[R], key func(R) string, keep func(
 
 func all[R any](R) bool { return true }
 
+// skipTo drops rows up to the page's beginning, for indexes that cannot start in the middle.
+func skipTo[R any](p page, rows iter.Seq[R], key func(R) string) iter.Seq[R] {
+	return func(yield func(R) bool) {
+		passed := p.after == ""
+		for row := range rows {
+			if !passed {
+				passed = key(row) >= p.after
+			}
+			if passed && !yield(row) {
+				return
+			}
+		}
+	}
+}
+
 // waitForChange holds a blocking read (?index=N&wait=60s) until the state is newer than N and what the route shows
 // may have changed, or the wait is over.
 func (q *request) waitForChange(path string) error {
@@ -114,6 +129,8 @@ func shownBy(path string) string {
 		return fsm.EventNode
 	case strings.HasPrefix(path, "/fleet/images"):
 		return "image"
+	case strings.HasPrefix(path, "/fleet/leases"):
+		return fsm.EventLease
 	}
 	return ""
 }
@@ -131,7 +148,8 @@ func (q *request) listVMs() error {
 	}
 	view := q.r.state.View()
 	q.index(view)
-	return q.send(http.StatusOK, listPage(p, view.VMs(p.after), func(v *fsm.VM) string { return v.ID }, keep, wireVM))
+	return q.send(http.StatusOK, listPage(p, view.VMs(p.after), func(v *fsm.VM) string { return v.ID },
+		func(v *fsm.VM) bool { return q.caller.sees(v.Tenant) && keep(v) }, wireVM))
 }
 
 // vmFilter keeps the VMs that match every filter given. The operator's own VMs are tenant=operator.
@@ -173,5 +191,11 @@ func (q *request) listActivity() error {
 	}
 	view := q.r.state.View()
 	q.index(view)
-	return q.send(http.StatusOK, listPage(page{limit: p.limit}, view.Activities(before), func(a *fsm.Activity) string { return strconv.FormatUint(a.Seq, 10) }, all, wireActivity))
+	query := q.URL.Query()
+	tenant, actor, action, target := query.Get("tenant"), query.Get("actor"), query.Get("action"), query.Get("target")
+	return q.send(http.StatusOK, listPage(page{limit: p.limit}, view.Activities(before), func(a *fsm.Activity) string { return strconv.FormatUint(a.Seq, 10) },
+		func(a *fsm.Activity) bool {
+			return q.caller.sees(a.Tenant) && (tenant == "" || a.Tenant == tenant) && (actor == "" || a.Actor == actor) &&
+				(action == "" || a.Action == action) && (target == "" || a.Target == target)
+		}, wireActivity))
 }

@@ -39,23 +39,36 @@ type modelNode struct {
 	facts      api.Register
 	joined     bool
 	vms        map[string]*machineRow
-	gone       map[string]string // ended VMs and why
+	gone       map[string]ending // ended VMs
+	ran        map[string]*span  // when machines really ran
 	orders     []orderLog
 	epoch      uint64
 	term       uint64
 	acked      map[string]string // replica → digest it has
 	lag        func() time.Duration
-	lose       int           // the answers to the next orders are lost after the work is done
-	refuse     *api.Error    // what creates are refused with
-	noRename   *api.Error    // what changes are refused with
-	silent     bool          // answers nothing and sends no beats
-	closed     bool          // nothing listens: connections are refused
-	failBoots  bool          // machines fail instead of running
-	bootTakes  time.Duration // 0: bootTakes
-	late       time.Duration // the next order arrives that late, after its sender has given up
+	lose       int                                                                       // the answers to the next orders are lost after the work is done
+	refuse     *api.Error                                                                // what creates are refused with
+	noRename   *api.Error                                                                // what changes are refused with
+	silent     bool                                                                      // answers nothing and sends no beats
+	closed     bool                                                                      // nothing listens: connections are refused
+	mute       bool                                                                      // answers orders but sends no beats
+	failBoots  bool                                                                      // machines fail instead of running
+	bootTakes  time.Duration                                                             // 0: bootTakes
+	late       time.Duration                                                             // the next order arrives that late, after its sender has given up
+	scrub      func(ctx context.Context, nth int, lease string) (api.ScrubAnswer, error) // how scrubs go, from 1 on; nil: well
+	scrubs     []string                                                                  // the leases they were asked for
 	kick, stop chan struct{}
 	ended      sync.WaitGroup
 }
+
+// ending is why a machine ended, and when.
+type ending struct {
+	why string
+	at  time.Time
+}
+
+// span is when a machine ran; to is zero while it does.
+type span struct{ from, to time.Time }
 
 type machineRow struct {
 	api.Machine
@@ -72,7 +85,7 @@ type orderLog struct {
 }
 
 func (r *rig) addNode(name string, change func(*modelNode)) *modelNode {
-	n := &modelNode{rig: r, name: name, vms: map[string]*machineRow{}, gone: map[string]string{}, acked: map[string]string{}, kick: make(chan struct{}, 1), stop: make(chan struct{})}
+	n := &modelNode{rig: r, name: name, vms: map[string]*machineRow{}, gone: map[string]ending{}, ran: map[string]*span{}, acked: map[string]string{}, kick: make(chan struct{}, 1), stop: make(chan struct{})}
 	n.facts = api.Register{Name: name, UUID: uuid.NewString(), BootID: "boot-1", Instance: "daemon-1", URL: "http://" + name, Backends: []string{api.BackendSim},
 		Capabilities: api.Capabilities{Rename: true}, VCPUsTotal: 64, MemoryMiBTotal: 65536, CPUOvercommit: 1, Labels: map[string]string{"host": name}, Images: []string{},
 		Density: api.Density{HostMemAvailableMiB: 60000}}
@@ -98,11 +111,19 @@ func (n *modelNode) with(change func()) {
 func (n *modelNode) reboot() {
 	n.with(func() {
 		for id := range n.vms {
-			n.gone[id] = "its host was rebooted"
+			n.end(id, "its host was rebooted")
 		}
-		clear(n.vms)
 		n.facts.BootID, n.facts.Instance = uuid.NewString(), uuid.NewString()
 	})
+}
+
+// end takes a machine away and remembers that for the reports.
+func (n *modelNode) end(id, why string) {
+	if s := n.ran[id]; s != nil && s.to.IsZero() {
+		s.to = time.Now()
+	}
+	delete(n.vms, id)
+	n.gone[id] = ending{why, time.Now()}
 }
 
 // secret is the node's own credential.
@@ -149,14 +170,16 @@ func (n *modelNode) live(now time.Time) (changed bool, next time.Time) {
 			m.State, changed = api.StateRunning, true
 			if n.failBoots {
 				m.State, m.Reason = api.StateFailed, "no bootable device"
+			} else {
+				n.ran[id] = &span{from: now}
 			}
 		}
 		if m.State == api.StateRunning && !m.Agent && soon(m.born.Add(boot+agentTakes)) {
 			m.Agent, changed = true, true
 		}
 		if !m.deadline.IsZero() && soon(m.deadline.Add(nodeGrace)) {
-			delete(n.vms, id)
-			n.gone[id], changed = "its TTL ran out on the node", true
+			n.end(id, "its TTL ran out on the node")
+			changed = true
 			n.orders = append(n.orders, orderLog{op: "expire", id: id, outcome: "done"})
 		}
 	}
@@ -170,8 +193,8 @@ func (n *modelNode) report() api.Register {
 	for _, m := range n.vms {
 		out.VMs = append(out.VMs, api.ReportedVM{ID: m.ID, Name: m.Name, State: m.State, Reason: m.Reason, GuestOS: m.GuestOS, VCPUs: m.VCPUs, MemoryMiB: m.MemoryMiB, IP: m.IP, Agent: m.Agent, Cluster: m.cluster})
 	}
-	for id, why := range n.gone {
-		out.VMs = append(out.VMs, api.ReportedVM{ID: id, State: api.StateGone, Reason: why, VCPUs: 1, MemoryMiB: 1})
+	for id, e := range n.gone {
+		out.VMs = append(out.VMs, api.ReportedVM{ID: id, State: api.StateGone, Reason: e.why, VCPUs: 1, MemoryMiB: 1})
 	}
 	slices.SortFunc(out.VMs, func(a, b api.ReportedVM) int { return strings.Compare(a.ID, b.ID) })
 	raw, err := json.Marshal(out.VMs)
@@ -180,6 +203,11 @@ func (n *modelNode) report() api.Register {
 	}
 	sum := sha256.Sum256(raw)
 	out.VMsDigest, out.VMCount = hex.EncodeToString(sum[:]), len(n.vms)
+	for i := range out.VMs { // how long ago changes by itself, so the digest leaves it out
+		if e, ended := n.gone[out.VMs[i].ID]; ended {
+			out.VMs[i].EndedMSAgo = time.Since(e.at).Milliseconds()
+		}
+	}
 	return out
 }
 
@@ -267,14 +295,23 @@ func (n *modelNode) RoundTrip(req *http.Request) (*http.Response, error) {
 		<-req.Context().Done()
 		return nil, req.Context().Err()
 	}
+	if req.URL.Path == "/v1/scrub" {
+		if resp, decided, err := n.scrubAsWished(req, body); decided {
+			return resp, err
+		}
+	}
 	status, answer, lost := n.serve(req, body)
 	pause(req.Context(), lag/2)
 	if lost {
 		return nil, errors.New("read: connection reset by peer")
 	}
+	return answered(req, status, answer), nil
+}
+
+func answered(req *http.Request, status int, answer any) *http.Response {
 	raw, err := json.Marshal(answer)
 	if err != nil {
-		return nil, err
+		panic(err)
 	}
 	if status == http.StatusNoContent {
 		raw = nil
@@ -282,7 +319,7 @@ func (n *modelNode) RoundTrip(req *http.Request) (*http.Response, error) {
 	if text, ok := answer.(string); ok {
 		raw = []byte(text)
 	}
-	return &http.Response{StatusCode: status, Status: strconv.Itoa(status), Header: http.Header{}, Body: io.NopCloser(bytes.NewReader(raw)), Request: req}, nil
+	return &http.Response{StatusCode: status, Status: strconv.Itoa(status), Header: http.Header{}, Body: io.NopCloser(bytes.NewReader(raw)), Request: req}
 }
 
 // serve does what a request asks for.
@@ -306,8 +343,15 @@ func (n *modelNode) serve(req *http.Request, body []byte) (status int, answer an
 	switch {
 	case req.Method == http.MethodGet && strings.HasSuffix(req.URL.Path, "/console"):
 		return http.StatusOK, "login: ", false
+	case req.Method == http.MethodGet:
+		if n.vms[entry.id] == nil {
+			return refused(api.Errorf(api.CodeNotFound, "no VM %s here", entry.id))
+		}
+		return http.StatusOK, api.Machine{ID: entry.id}, false
 	case strings.HasSuffix(req.URL.Path, "/exec"):
 		return http.StatusOK, api.ExecAnswer{Stdout: "hello\n"}, false
+	case req.URL.Path == "/v1/scrub":
+		entry.op = opScrub
 	}
 	var refusal *api.Error
 	status, answer, refusal, entry = n.carryOut(entry, body)
@@ -344,9 +388,11 @@ func (n *modelNode) carryOut(entry orderLog, body []byte) (int, any, *api.Error,
 			entry.outcome = "absent"
 			return 0, nil, api.Errorf(api.CodeNotFound, "no VM %s here", entry.id), entry
 		}
-		delete(n.vms, entry.id)
-		n.gone[entry.id], entry.outcome = "deleted", "done"
+		n.end(entry.id, "deleted")
+		entry.outcome = "done"
 		return http.StatusNoContent, nil, nil, entry
+	case opScrub:
+		return n.clean(entry, body)
 	}
 	entry.outcome = "refused"
 	return 0, nil, api.Errorf(api.CodeInvalid, "no such route"), entry
@@ -366,7 +412,7 @@ func (n *modelNode) create(entry orderLog, body []byte) (int, any, *api.Error, o
 		return http.StatusCreated, have.Machine, nil, entry
 	}
 	refusal := n.refuse
-	if n.gone[spec.ID] != "" {
+	if n.gone[spec.ID].why != "" {
 		refusal = api.Errorf(api.CodeConflict, "VM %s was here and has ended", spec.ID)
 	}
 	if refusal != nil {
@@ -418,6 +464,50 @@ func (n *modelNode) change(entry orderLog, body []byte) (int, any, *api.Error, o
 		m.deadline = time.Now().Add(time.Duration(e.V) * time.Millisecond)
 	}
 	return http.StatusOK, m.Machine, nil, entry
+}
+
+// opScrub is a scrub in the log of orders; its id is the lease's.
+const opScrub = "SCRUB"
+
+// clean answers a scrub as a host does on which all goes well.
+func (n *modelNode) clean(entry orderLog, body []byte) (int, any, *api.Error, orderLog) {
+	var ask api.ScrubRequest
+	if err := api.Decode(body, &ask); err != nil {
+		return 0, nil, err.(*api.Error), entry
+	}
+	if entry.id = ask.LeaseID; len(n.vms) > 0 {
+		entry.outcome = "refused"
+		return 0, nil, api.Errorf(api.CodeConflict, "%d VMs are still here", len(n.vms)), entry
+	}
+	entry.outcome = "done"
+	return http.StatusOK, api.ScrubAnswer{LeaseID: ask.LeaseID}, nil, entry
+}
+
+// scrubAsWished lets the scenario decide how a scrub goes; decided is false when nothing is said of it.
+func (n *modelNode) scrubAsWished(req *http.Request, body []byte) (resp *http.Response, decided bool, err error) {
+	var ask api.ScrubRequest
+	if err := api.Decode(body, &ask); err != nil {
+		return nil, true, err
+	}
+	n.mu.Lock()
+	n.scrubs = append(n.scrubs, ask.LeaseID)
+	wish, nth := n.scrub, len(n.scrubs)
+	n.mu.Unlock()
+	if wish == nil {
+		return nil, false, nil
+	}
+	answer, err := wish(req.Context(), nth, ask.LeaseID)
+	if answer.LeaseID == "" && err == nil {
+		return nil, false, nil
+	}
+	var e *api.Error
+	status, out := http.StatusOK, any(answer)
+	if errors.As(err, &e) {
+		status, out, _ = refused(e)
+	} else if err != nil {
+		return nil, true, err
+	}
+	return answered(req, status, out), true, nil
 }
 
 // log copies the orders seen so far.

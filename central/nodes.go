@@ -32,7 +32,8 @@ func (q *request) listNodes() error {
 	}
 	view := q.r.state.View()
 	q.index(view)
-	return q.send(http.StatusOK, listPage(p, view.Nodes(p.after), func(n *fsm.Node) string { return n.Name }, all, q.showNode(view)))
+	return q.send(http.StatusOK, listPage(p, view.Nodes(p.after), func(n *fsm.Node) string { return n.Name },
+		func(n *fsm.Node) bool { return q.seesNode(view, n) }, q.showNode(view)))
 }
 
 func (q *request) getNode() error {
@@ -47,10 +48,19 @@ func (q *request) getNode() error {
 
 func (q *request) node(view fsm.View) (*fsm.Node, error) {
 	name := q.name("name")
-	if n := view.Node(name); n != nil {
+	if n := view.Node(name); n != nil && q.seesNode(view, n) {
 		return n, nil
 	}
 	return nil, api.Errorf(api.CodeNotFound, "there is no node %s", name)
+}
+
+// seesNode: a tenant sees the hosts it leases.
+func (q *request) seesNode(view fsm.View, n *fsm.Node) bool {
+	if q.caller.tenant == "" {
+		return true
+	}
+	l := view.Lease(n.Lease)
+	return l != nil && l.Tenant == q.caller.tenant
 }
 
 func (q *request) listNodeVMs() error {
@@ -64,7 +74,7 @@ func (q *request) listNodeVMs() error {
 		return err
 	}
 	q.index(view)
-	return q.send(http.StatusOK, listPage(p, view.VMs(p.after), func(v *fsm.VM) string { return v.ID }, func(v *fsm.VM) bool { return v.Node == n.Name }, wireVM))
+	return q.send(http.StatusOK, listPage(p, view.VMs(p.after), func(v *fsm.VM) string { return v.ID }, func(v *fsm.VM) bool { return v.Node == n.Name && q.caller.sees(v.Tenant) }, wireVM))
 }
 
 // getCapacity sums up the healthy, uncordoned hosts.

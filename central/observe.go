@@ -28,7 +28,9 @@ func observe(view fsm.View, node string, b *beat, now time.Time) (news []fsm.VMR
 		}
 		delete(b.missing, row.ID)
 		if n, ok := differs(row, vm); ok {
-			n.Node = node
+			if n.Node = node; n.State == api.StateGone {
+				n.EndedMS = b.sinceEnd(vm, now).Milliseconds()
+			}
 			news = append(news, n)
 		}
 	}

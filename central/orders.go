@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"sync"
 	"time"
@@ -28,8 +29,9 @@ type orders struct {
 
 	mu        sync.Mutex
 	active    map[string]*order
-	confirmed map[string]uint64 // the order a node confirmed for a VM, while that is not committed
-	doubtful  map[string]string // the node that may have made a VM, though its answer did not arrive
+	confirmed map[string]uint64    // the order a node confirmed for a VM, while that is not committed
+	doubtful  map[string]string    // the node that may have made a VM, though its answer did not arrive
+	absent    map[string]time.Time // when a node first said that it does not have a VM, while its list is awaited
 	closed    bool
 	running   sync.WaitGroup
 }
@@ -50,7 +52,7 @@ type settled struct {
 }
 
 func newOrders(r *reign) *orders {
-	return &orders{reign: r, active: map[string]*order{}, confirmed: map[string]uint64{}, doubtful: map[string]string{}}
+	return &orders{reign: r, active: map[string]*order{}, confirmed: map[string]uint64{}, doubtful: map[string]string{}, absent: map[string]time.Time{}}
 }
 
 // close waits for the orders under way; no more are given.
@@ -133,6 +135,9 @@ func (o *orders) bring(id string) (out settled) {
 		}
 		row := o.reign.view().VM(id)
 		if row == nil || !row.NeedsOrder() || o.isConfirmed(row) {
+			o.mu.Lock()
+			delete(o.absent, id)
+			o.mu.Unlock()
 			out.open = nil
 			return out
 		}
@@ -164,6 +169,7 @@ func (o *orders) confirm(row *fsm.VM, report fsm.VMReport) {
 	o.mu.Lock()
 	o.confirmed[row.ID] = row.Order
 	delete(o.doubtful, row.ID)
+	delete(o.absent, row.ID)
 	o.mu.Unlock()
 	report.ID, report.Node, report.Told = row.ID, row.Node, row.Order
 	o.reign.outcomes.add(o.reign.ctx, report, func() {
@@ -204,12 +210,34 @@ func (o *orders) send(row *fsm.VM, node *fsm.Node, b *beat, method, path string,
 }
 
 func (o *orders) remove(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
-	err := o.send(row, node, b, "DELETE", "/v1/vms/"+url.PathEscape(row.ID), nil, nil)
-	if refused := codeOf(err); err == nil || refused == api.CodeNotFound {
+	switch err := o.send(row, node, b, "DELETE", "/v1/vms/"+url.PathEscape(row.ID), nil, nil); {
+	case err == nil:
 		o.confirm(row, fsm.VMReport{State: api.StateGone, Reason: row.Reason})
 		return settled{}, false
+	case codeOf(err) == api.CodeNotFound:
+		return o.gone(row, b, row.Reason)
+	default:
+		return settled{open: err}, true
 	}
-	return settled{open: err}, true
+}
+
+// gone takes a VM for gone that its node does not have. One that ran is billed until it really ended, which only the
+// node's list tells: it is waited for.
+func (o *orders) gone(row *fsm.VM, b *beat, reason string) (settled, bool) {
+	now := o.reign.r.wall()
+	o.mu.Lock()
+	said, known := o.absent[row.ID]
+	if !known {
+		said = now
+		o.absent[row.ID] = said
+	}
+	o.mu.Unlock()
+	ago, ok := b.goneFor(row.ID, said, now)
+	if !ok && row.RunningAt != 0 {
+		return settled{open: fmt.Errorf("node %s does not have the VM, and its list that says since when has not come", row.Node)}, true
+	}
+	o.confirm(row, fsm.VMReport{State: api.StateGone, Reason: reason, EndedMS: ago.Milliseconds()})
+	return settled{}, false
 }
 
 // create orders the VM to be made. The node knows a repeat by the id. Only a refusal, or a host that certainly
@@ -217,6 +245,9 @@ func (o *orders) remove(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 func (o *orders) create(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 	var made api.Machine
 	err := o.send(row, node, b, "POST", "/v1/vms", createBody(row, o.reign.view().Meta().ClusterID, o.reign.now()), &made)
+	if err == nil && changedSince(row) {
+		return o.change(row, node, b)
+	}
 	if err == nil {
 		o.confirm(row, fsm.VMReport{State: shown(made.State), Agent: made.Agent, IP: made.IP, Reason: made.Reason})
 		return settled{}, false
@@ -228,6 +259,8 @@ func (o *orders) create(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 		return settled{open: err}, true
 	case code == api.CodeUnauthenticated:
 		return settled{open: err}, true // the node has not told this replica its credential yet
+	case code.Temporary() && !o.lacks(row, node, b):
+		return settled{open: err}, true // a daemon that is only starting says no to all, also to what it has
 	case code != "" && code != api.CodeInternal && code != api.CodeOutcomeUnknown:
 		refusal = errorDetail(err)
 	case errors.As(err, &unsent) && row.Placed == o.reign.term && !o.doubts(row):
@@ -243,6 +276,28 @@ func (o *orders) create(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 		return settled{open: err}, true
 	}
 	return settled{ended: moved.Ended}, false
+}
+
+// changedSince says whether a new VM's row was changed after its launch. A node that had made it before that answers a
+// repeat with what it has, and has yet to be told.
+func changedSince(row *fsm.VM) bool {
+	l := row.Launch
+	if l == nil {
+		return false
+	}
+	deadline := api.Time(0)
+	if l.TTLSeconds > 0 {
+		deadline = row.CreatedAt.Add(time.Duration(l.TTLSeconds) * time.Second)
+	}
+	return row.Name != l.Name || row.ExpiresAt != deadline || !maps.Equal(row.Labels, l.Labels)
+}
+
+// lacks says whether the node itself says that it does not have the VM.
+func (o *orders) lacks(row *fsm.VM, node *fsm.Node, b *beat) bool {
+	ctx, cancel := context.WithTimeout(o.reign.ctx, orderTimeout)
+	defer cancel()
+	err := o.reign.r.calls.call(ctx, node.URL, b.credential, "GET", "/v1/vms/"+url.PathEscape(row.ID), "", nil, nil)
+	return codeOf(err) == api.CodeNotFound
 }
 
 // doubt notes that the VM's node may have made it: until it says no, the VM goes nowhere else.
@@ -301,8 +356,7 @@ func (o *orders) change(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 		}
 		return settled{}, false
 	case code == api.CodeNotFound:
-		o.confirm(row, fsm.VMReport{State: api.StateGone, Reason: "its node no longer has it"})
-		return settled{}, false
+		return o.gone(row, b, "its node no longer has it")
 	}
 	return settled{open: err}, true
 }

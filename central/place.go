@@ -14,6 +14,8 @@ const maxCandidates = 32
 
 // need is what is to be placed, and where it may go.
 type need struct {
+	tenant                      string
+	leased                      bool // only hosts that the tenant leases
 	guestOS, backend, imagePath string
 	vcpus                       int
 	memoryMiB                   int64
@@ -24,9 +26,6 @@ type need struct {
 	tried                       []string
 	spare                       bool // for a pool: the host must be able to hand over, and not be starting too many
 }
-
-// maxBootsPerNode is how many starts of spares one host is given at a time.
-const maxBootsPerNode = 4
 
 // weather is what a host last reported of itself, beside its committed facts.
 type weather struct {
@@ -41,6 +40,7 @@ type weather struct {
 type ranked struct {
 	name      string
 	warn      bool
+	own       bool  // the tenant leases it, so it is paid for
 	residual  int64 // thousandths of the host left after placement
 	leftMiB   int64
 	vms       int
@@ -82,7 +82,7 @@ func exclude(view fsm.View, node *fsm.Node, w weather, n need, taken load) strin
 	case strings.HasPrefix(n.imagePath, "sim:") != (node.Backend(n.backend) == api.BackendSim):
 		return api.WhyBackend
 	}
-	if why := view.Fit(node, n.guestOS, n.backend, n.vcpus+taken.vcpus, n.memoryMiB+taken.memoryMiB); why != "" {
+	if why := view.Fit(node, fsm.Need{Tenant: n.tenant, Leased: n.leased, GuestOS: n.guestOS, Backend: n.backend, VCPUs: n.vcpus + taken.vcpus, MemoryMiB: n.memoryMiB + taken.memoryMiB}); why != "" {
 		return why
 	}
 	use, overcommit := view.Use(node.Name), max(node.CPUOvercommit, 1)
@@ -96,7 +96,7 @@ func exclude(view fsm.View, node *fsm.Node, w weather, n need, taken load) strin
 		return api.WhyPressure
 	case n.spare && !node.Rename:
 		return api.WhyBackend
-	case n.spare && use.Booting+taken.vms >= maxBootsPerNode:
+	case n.spare && use.Booting+taken.vms >= view.Policy().MaxBootsPerNode:
 		return api.WhyStartLimit
 	case n.guestOS == api.GuestMacOS && max(use.MacOS, w.macOS)+taken.vms >= api.MacOSPerHost:
 		return api.WhyMacOSLimit
@@ -126,7 +126,7 @@ func score(view fsm.View, node *fsm.Node, w weather, n need, taken load) ranked 
 	leftCPU := cpus - int64(max(use.VCPUs, w.vcpus)+taken.vcpus+n.vcpus)
 	residual := min(leftMiB*1000/max(node.MemoryMiBTotal, 1), leftCPU*1000/max(cpus, 1))
 	level := w.density.HostPressureLevel
-	return ranked{name: node.Name, warn: level != nil && *level == api.PressureWarn, residual: residual, leftMiB: leftMiB, vms: use.VMs + taken.vms,
+	return ranked{name: node.Name, own: view.Leases(n.tenant, node), warn: level != nil && *level == api.PressureWarn, residual: residual, leftMiB: leftMiB, vms: use.VMs + taken.vms,
 		slots: w.density.WarmSlotsReady, available: w.density.HostMemAvailableMiB}
 }
 
@@ -136,7 +136,7 @@ func compare(a, b ranked, guestOS string) int {
 	if guestOS == api.GuestMacOS {
 		fit = cmp.Compare(a.leftMiB, b.leftMiB)
 	}
-	return cmp.Or(boolCompare(a.warn, b.warn), fit, cmp.Compare(a.vms, b.vms), cmp.Compare(b.slots, a.slots), cmp.Compare(b.available, a.available), cmp.Compare(a.name, b.name))
+	return cmp.Or(boolCompare(a.warn, b.warn), boolCompare(b.own, a.own), fit, cmp.Compare(a.vms, b.vms), cmp.Compare(b.slots, a.slots), cmp.Compare(b.available, a.available), cmp.Compare(a.name, b.name))
 }
 
 func boolCompare(a, b bool) int {

@@ -142,13 +142,13 @@ func TestReasonsCountTheHostsThatAreRuledOut(t *testing.T) {
 		"launches do not":                            {linux(), func(w *world) { a := host("a"); a.Rename = false; w.node(a) }, nil, nil, map[string]int{}, []string{"a"}},
 		"the start limit holds spares back": {with(linux(), func(n *need) { n.spare = true }), func(w *world) {
 			w.node(host("a"))
-			for i := range maxBootsPerNode - 1 {
+			for i := range api.DefaultPolicy().MaxBootsPerNode - 1 {
 				w.vm(fmt.Sprint(i), "linux", "a", 1, 128)
 			}
 		}, nil, map[string]load{"a": {vms: 1}}, map[string]int{api.WhyStartLimit: 1}, nil},
 		"the start limit does not hold launches back": {linux(), func(w *world) {
 			w.node(host("a"))
-			for i := range maxBootsPerNode {
+			for i := range api.DefaultPolicy().MaxBootsPerNode {
 				w.vm(fmt.Sprint(i), "linux", "a", 1, 128)
 			}
 		}, nil, nil, map[string]int{}, []string{"a"}},
@@ -232,7 +232,7 @@ func TestColdFieldRulesWarmVMsOut(t *testing.T) {
 		"reschedulable":          {Reschedulable: true},
 		"balloon":                {Balloon: &api.BalloonDevice{}},
 	} {
-		l := launchOf(&body, "0198c0de-0000-7000-8000-000000000001")
+		l := launchOf(&body, "", "0198c0de-0000-7000-8000-000000000001")
 		if l.ColdField != want {
 			t.Errorf("cold field: got %q, want %q", l.ColdField, want)
 		}

@@ -14,17 +14,36 @@ func (q *request) listPools() error {
 	}
 	view := q.r.state.View()
 	q.index(view)
-	return q.send(http.StatusOK, listPage(p, view.Pools(p.after), func(p *fsm.Pool) string { return p.Name }, all,
-		func(p *fsm.Pool) api.Pool { return wirePool(view, p, false) }))
+	return q.send(http.StatusOK, listPage(p, view.Pools(p.after), func(p *fsm.Pool) string { return p.Name },
+		func(p *fsm.Pool) bool { return q.seesPool(view, p) }, func(p *fsm.Pool) api.Pool { return q.showPool(view, p) }))
 }
 
-// pool finds the pool that the path names.
+// pool finds the pool that the path names, if the caller may know of it.
 func (q *request) pool(view fsm.View) (*fsm.Pool, error) {
 	name := q.name("name")
-	if p := view.Pool(name); p != nil {
+	if p := view.Pool(name); p != nil && q.seesPool(view, p) {
 		return p, nil
 	}
 	return nil, api.Errorf(api.CodeNotFound, "there is no pool %s", name)
+}
+
+// seesPool: a tenant sees its own pools and the shared ones it may use.
+func (q *request) seesPool(view fsm.View, p *fsm.Pool) bool {
+	return q.caller.tenant == "" || view.Usable(p, q.caller.tenant)
+}
+
+// showPool leaves out the nodes of a pool that is not the caller's.
+func (q *request) showPool(view fsm.View, p *fsm.Pool) api.Pool {
+	return wirePool(view, p, !q.caller.sees(p.Tenant))
+}
+
+// changedPool finds the pool that a change is about. A shared one is the operator's to change.
+func (q *request) changedPool() (*fsm.Pool, error) {
+	p, err := q.pool(q.r.state.View())
+	if err == nil && !q.caller.sees(p.Tenant) {
+		return nil, api.Errorf(api.CodeForbidden, "pool %s is shared; only the operator changes it", p.Name)
+	}
+	return p, err
 }
 
 func (q *request) getPool() error {
@@ -34,7 +53,7 @@ func (q *request) getPool() error {
 		return err
 	}
 	q.index(view)
-	return q.sendVersioned(http.StatusOK, p.Version, wirePool(view, p, false))
+	return q.sendVersioned(http.StatusOK, p.Version, q.showPool(view, p))
 }
 
 func (q *request) getPoolStatus() error {
@@ -48,7 +67,7 @@ func (q *request) getPoolStatus() error {
 }
 
 // sharedNote is the advice that comes with a new shared pool.
-const sharedNote = "tenants cannot take VMs from this shared pool; give a tenant a pool of its own"
+const sharedNote = "policy keeps tenants from taking VMs of this shared pool (allow_shared_pool_claims, isolate_tenant_networks, require_lease_for_macos); for a tenant, make a pool of its own"
 
 func (q *request) createPool() error {
 	var body api.PoolRequest
@@ -58,10 +77,11 @@ func (q *request) createPool() error {
 	if err := body.Check(); err != nil {
 		return err
 	}
-	if body.Tenant != "" {
-		return api.Invalid("tenant", "there is no such tenant; leave tenant out for a shared pool")
+	tenant, err := q.ownTenant(body.Tenant)
+	if err != nil {
+		return err
 	}
-	if _, err := q.propose(fsm.KindCreatePool, q.op(body), fsm.CreatePool{Request: body}); err != nil {
+	if _, err := q.propose(fsm.KindCreatePool, q.op(body), fsm.CreatePool{Tenant: tenant, Request: body}); err != nil {
 		return err
 	}
 	q.wakePools()
@@ -71,7 +91,7 @@ func (q *request) createPool() error {
 		return api.Errorf(api.CodeNotFound, "pool %s was created under this key and has been deleted since", body.Name)
 	}
 	out := wirePool(view, p, false)
-	if p.Tenant == "" {
+	if p.Tenant == "" && !view.SharedAllowed(p.GuestOS) {
 		out.Note = sharedNote
 	}
 	return q.sendVersioned(http.StatusCreated, p.Version, out)
@@ -95,6 +115,9 @@ func (q *request) patchPool() error {
 	if err != nil {
 		return err
 	}
+	if _, err := q.changedPool(); err != nil {
+		return err
+	}
 	result, err := q.propose(fsm.KindPatchPool, nil, fsm.PatchPool{Name: q.name("name"), Patch: body, IfMatch: version})
 	if err != nil {
 		return err
@@ -105,6 +128,9 @@ func (q *request) patchPool() error {
 }
 
 func (q *request) deletePool() error {
+	if _, err := q.changedPool(); err != nil {
+		return err
+	}
 	if _, err := q.propose(fsm.KindDeletePool, nil, fsm.DeletePool{Name: q.name("name")}); err != nil {
 		return err
 	}
@@ -120,6 +146,9 @@ func (q *request) rollPool() error {
 		return err
 	}
 	if err := body.Check(); err != nil {
+		return err
+	}
+	if _, err := q.changedPool(); err != nil {
 		return err
 	}
 	if _, err := q.propose(fsm.KindRollPool, q.op(body), fsm.RollPool{Name: q.name("name"), Roll: body}); err != nil {

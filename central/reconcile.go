@@ -37,6 +37,7 @@ func (g *reign) loops() []loop {
 	return []loop{
 		{"pool", g.r.cfg.PoolInterval, g.poolPoke, g.passPools},
 		{"vm", vmPeriod, g.vmPoke, g.passVMs},
+		{"lease", leasePeriod, g.leasePoke, g.passLeases},
 		{"node", nodePeriod, nil, g.passNodes},
 	}
 }
@@ -261,7 +262,7 @@ func (g *reign) drop(ctx context.Context, p *fsm.Pool, drops []drop) error {
 
 // chooseHosts ranks hosts for each spare, spreading them over what the ones before will take.
 func (g *reign) chooseHosts(view fsm.View, p *fsm.Pool, fill int, body *fsm.FillPool) {
-	n := need{guestOS: p.GuestOS, vcpus: p.VCPUs, memoryMiB: p.MemoryMiB, nodes: p.Nodes, poolSelector: p.NodeSelector, spare: true}
+	n := need{tenant: p.Tenant, leased: p.Tenant != "", guestOS: p.GuestOS, vcpus: p.VCPUs, memoryMiB: p.MemoryMiB, nodes: p.Nodes, poolSelector: p.NodeSelector, spare: true}
 	image := view.Image(p.Image)
 	if image == nil {
 		body.Wait = &fsm.Wait{Reason: api.WaitImage, Error: "image " + p.Image + " is no longer in the catalog"}

@@ -26,6 +26,10 @@ type reign struct {
 	ready    chan struct{} // closed when the reign may serve
 	poolPoke chan struct{}
 	vmPoke   chan struct{}
+
+	leasePoke chan struct{}
+	scrubs    scrubs
+	touched   time.Time // when uses of keys were last written down; only the lease loop uses it
 }
 
 func (g *reign) view() fsm.View { return g.r.state.View() }
@@ -33,7 +37,12 @@ func (g *reign) now() api.Time  { return g.r.clock.now() }
 
 // propose commits a command of the leader's own and gives its value; a refusal is an *api.Error.
 func (g *reign) propose(ctx context.Context, kind fsm.Kind, actor string, op *fsm.Op, body any) (fsm.Result, error) {
-	raw, err := fsm.Encode(fsm.Envelope{Kind: kind, Now: g.now(), Term: g.term, Actor: actor, Op: op}, body)
+	return g.proposeFor(ctx, caller{actor: actor}, kind, op, body)
+}
+
+// proposeFor is propose on behalf of a caller, whose key is checked once more when the command applies.
+func (g *reign) proposeFor(ctx context.Context, who caller, kind fsm.Kind, op *fsm.Op, body any) (fsm.Result, error) {
+	raw, err := fsm.Encode(fsm.Envelope{Kind: kind, Now: g.now(), Term: g.term, Actor: who.actor, Token: who.key, Op: op}, body)
 	if err != nil {
 		return fsm.Result{}, err
 	}
@@ -55,7 +64,7 @@ func (g *reign) propose(ctx context.Context, kind fsm.Kind, actor string, op *fs
 
 // need of a VM that has its row.
 func needOf(row *fsm.VM, host *fsm.Node) need {
-	n := need{guestOS: row.GuestOS, imagePath: row.ImagePath, vcpus: row.VCPUs, memoryMiB: row.MemoryMiB, tried: append([]string{row.Node}, row.Tried...), spare: row.Warm}
+	n := need{tenant: row.Tenant, guestOS: row.GuestOS, imagePath: row.ImagePath, vcpus: row.VCPUs, memoryMiB: row.MemoryMiB, tried: append([]string{row.Node}, row.Tried...), spare: row.Warm}
 	if host == nil || host.Backend("") != row.Backend {
 		n.backend = row.Backend
 	}
@@ -69,7 +78,9 @@ func (n need) constrain(view fsm.View, pool string, l *fsm.Launch) need {
 	}
 	if p := view.Pool(pool); p != nil && pool != "" {
 		n.nodes, n.poolSelector = p.Nodes, p.NodeSelector
+		n.leased = n.leased || n.spare && p.Tenant != ""
 	}
+	n.leased = n.leased || view.MacOSNeedsLease(n.tenant, n.guestOS)
 	return n
 }
 
@@ -89,7 +100,7 @@ func (g *reign) failHandOver(row *fsm.VM, refusal string) (fsm.Moved, error) {
 	if err != nil {
 		plan = fsm.Plan{GuestOS: row.GuestOS, VCPUs: row.VCPUs, MemoryMiB: row.MemoryMiB}
 	}
-	n := need{guestOS: plan.GuestOS, imagePath: row.ImagePath, vcpus: plan.VCPUs, memoryMiB: plan.MemoryMiB}.constrain(view, row.Launch.Pool, row.Launch)
+	n := need{tenant: row.Launch.Tenant, guestOS: plan.GuestOS, imagePath: row.ImagePath, vcpus: plan.VCPUs, memoryMiB: plan.MemoryMiB}.constrain(view, row.Launch.Pool, row.Launch)
 	if plan.Image != nil {
 		n.imagePath = plan.Image.Path
 	}
@@ -144,7 +155,8 @@ func (r *Replica) lead(ctx context.Context) {
 
 // reignOnce establishes the leadership and works until ctx ends. Not-ready comes first on the way out.
 func (r *Replica) reignOnce(ctx context.Context, term uint64) error {
-	g := &reign{r: r, ctx: ctx, term: term, since: r.wall(), ready: make(chan struct{}), poolPoke: make(chan struct{}, 1), vmPoke: make(chan struct{}, 1)}
+	g := &reign{r: r, ctx: ctx, term: term, since: r.wall(), ready: make(chan struct{}), poolPoke: make(chan struct{}, 1), vmPoke: make(chan struct{}, 1),
+		leasePoke: make(chan struct{}, 1)}
 	g.orders = newOrders(g)
 	g.outcomes = newOutcomes(func(ctx context.Context, body fsm.ReportVMs) error {
 		_, err := g.propose(ctx, fsm.KindReportVMs, "central", nil, body)
@@ -173,6 +185,7 @@ func (r *Replica) reignOnce(ctx context.Context, term uint64) error {
 	r.reign.CompareAndSwap(g, nil)
 	work.Wait()
 	g.orders.close()
+	g.scrubs.running.Wait()
 	r.logger.Info("no longer leading", "term", term)
 	return nil
 }

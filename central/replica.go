@@ -78,6 +78,7 @@ type Replica struct {
 	fleet   *fleet
 	calls   *nodeCaller
 	metrics *metrics
+	used    keyUses
 	log     *consensus.Node // set by Run before opened is closed
 	opened  chan struct{}
 	stored  atomic.Int64 // index up to which the log was there before this process; -1 until it is known

@@ -62,15 +62,7 @@ func scenario(t *testing.T, seed uint64, f func(t *testing.T, r *rig)) {
 		for _, name := range r.names {
 			r.start(name)
 		}
-		r.leader()
-		r.eventually("all replicas to know the cluster", 10*time.Second, func() bool {
-			for _, name := range r.names {
-				if r.member(name).state.View().Meta().ClusterID == "" {
-					return false
-				}
-			}
-			return true
-		})
+		r.serving()
 		f(t, r)
 		r.audit()
 	})
@@ -207,6 +199,36 @@ func (r *rig) leader() (name string) {
 		return false
 	})
 	return name
+}
+
+// serving waits until every replica that runs can serve: a leader is ready, and all have applied what makes the cluster.
+func (r *rig) serving() {
+	r.t.Helper()
+	r.leader()
+	r.eventually("every replica ready", 30*time.Second, func() bool {
+		for _, n := range r.names {
+			if m := r.member(n); m != nil {
+				if got, err := send(r.t, m.public, "", "GET", "/readyz", nil); err != nil || got.status != http.StatusOK {
+					return false
+				}
+			}
+		}
+		return true
+	})
+}
+
+// applied waits until every replica that runs has applied what is committed now.
+func (r *rig) applied() {
+	r.t.Helper()
+	index := r.member(r.leader()).state.View().Index()
+	r.eventually("every replica at the leader's index", time.Minute, func() bool {
+		for _, n := range r.names {
+			if m := r.member(n); m != nil && m.state.View().Index() < index {
+				return false
+			}
+		}
+		return true
+	})
 }
 
 // follower gives a replica that does not lead.

@@ -37,12 +37,12 @@ func TestEveryRouteButTheOpenOnesNeedsAToken(t *testing.T) {
 	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1")
 		for _, rt := range r.member(r.leader()).routes() {
-			if rt.role == roleAnyone {
+			if rt.who == forAnyone {
 				continue
 			}
 			for _, replica := range []string{r.leader(), r.follower()} {
 				for _, token := range []string{"", "fvx_op_guess", r.node("n1").secret()} {
-					if rt.role == roleNode && token != "" {
+					if rt.who == forNodes && token != "" {
 						continue // the handler knows the nodes
 					}
 					got, err := r.try(replica, token, rt.method, rt.example(), nil)

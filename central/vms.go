@@ -21,10 +21,10 @@ const (
 // vm finds the VM that the path names: by id, or by name among the caller's.
 func (q *request) vm(view fsm.View) (*fsm.VM, error) {
 	name := q.name("id")
-	if v := view.VM(name); v != nil {
+	if v := view.VM(name); v != nil && q.caller.sees(v.Tenant) {
 		return v, nil
 	}
-	if v := view.VMNamed("", name); v != nil {
+	if v := view.VMNamed(q.caller.tenant, name); v != nil {
 		return v, nil
 	}
 	return nil, api.Errorf(api.CodeNotFound, "there is no VM %s", name)
@@ -41,8 +41,8 @@ func (q *request) getVM() error {
 }
 
 // launchOf is a request as the log carries it.
-func launchOf(body *api.LaunchRequest, id string) fsm.Launch {
-	l := fsm.Launch{Name: body.Name, Image: body.Image, Pool: body.Pool, VCPUs: body.VCPUs, MemoryMiB: body.MemoryMiB, DiskGiB: body.DiskSizeGiB,
+func launchOf(body *api.LaunchRequest, tenant, id string) fsm.Launch {
+	l := fsm.Launch{Tenant: tenant, Name: body.Name, Image: body.Image, Pool: body.Pool, VCPUs: body.VCPUs, MemoryMiB: body.MemoryMiB, DiskGiB: body.DiskSizeGiB,
 		TTLSeconds: body.TTLSeconds, Node: body.Node, Selector: body.Selector(), Labels: body.Labels, Backend: body.Backend,
 		Resched: body.Reschedulable, ColdField: body.ColdField()}
 	if body.Apple != nil {
@@ -68,8 +68,9 @@ func (q *request) launchVM() error {
 	if err := body.Check(); err != nil {
 		return err
 	}
-	if body.Tenant != "" {
-		return api.Invalid("tenant", "there is no such tenant; leave tenant out")
+	tenant, err := q.ownTenant(body.Tenant)
+	if err != nil {
+		return err
 	}
 	dry, err := q.flag("dry_run")
 	if err != nil {
@@ -80,7 +81,7 @@ func (q *request) launchVM() error {
 		return api.Invalid("wait", "wait must be ready, or left out")
 	}
 	id := newID()
-	l := launchOf(&body, id)
+	l := launchOf(&body, tenant, id)
 	if dry {
 		return q.dryRun(&l)
 	}
@@ -125,7 +126,7 @@ func (g *reign) rankLaunch(view fsm.View, id string, l fsm.Launch) (fsm.LaunchVM
 	if l.Node != "" && view.Node(l.Node) == nil {
 		return fsm.LaunchVM{}, unknownNode()
 	}
-	n := need{guestOS: plan.GuestOS, imagePath: plan.Image.Path, vcpus: plan.VCPUs, memoryMiB: plan.MemoryMiB}.constrain(view, l.Pool, &l)
+	n := need{tenant: l.Tenant, guestOS: plan.GuestOS, imagePath: plan.Image.Path, vcpus: plan.VCPUs, memoryMiB: plan.MemoryMiB}.constrain(view, l.Pool, &l)
 	out := fsm.LaunchVM{ID: id, Launch: l}
 	out.Candidates, out.Reasons = rank(view, g.r.fleet.weather, n, nil)
 	wall := g.r.wall()

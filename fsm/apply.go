@@ -28,6 +28,8 @@ type tx struct {
 	now    api.Time
 	meta   Meta
 	events []Event
+
+	endedAt api.Time // when what the command ends has really ended; 0: now
 }
 
 // Apply carries out the command at the index of the log. It returns an error only for what it cannot understand
@@ -114,6 +116,36 @@ func (t *tx) dispatch() (any, error) {
 		return run(t, (*tx).patchVM)
 	case KindDeleteVMs:
 		return run(t, (*tx).deleteVMs)
+	case KindCreateTenant:
+		return run(t, (*tx).createTenant)
+	case KindPatchTenant:
+		return run(t, (*tx).patchTenant)
+	case KindDeleteTenant:
+		return run(t, (*tx).deleteTenant)
+	case KindCreateKey:
+		return run(t, (*tx).createKey)
+	case KindDeleteKey:
+		return run(t, (*tx).deleteKey)
+	case KindTouchKeys:
+		return run(t, (*tx).touchKeys)
+	case KindPatchPolicy:
+		return run(t, (*tx).patchPolicy)
+	case KindPutPrices:
+		return run(t, (*tx).putPrices)
+	case KindCreateLease:
+		return run(t, (*tx).createLease)
+	case KindPatchLease:
+		return run(t, (*tx).patchLease)
+	case KindEndLease:
+		return run(t, (*tx).endLease)
+	case KindAdvanceLease:
+		return run(t, (*tx).advanceLease)
+	case KindReportScrub:
+		return run(t, (*tx).reportScrub)
+	case KindRetryScrub:
+		return run(t, (*tx).retryScrub)
+	case KindAdjustLedger:
+		return run(t, (*tx).adjustLedger)
 	}
 	return nil, fmt.Errorf("command kind %d is not known here; upgrade this replica", t.env.Kind)
 }
@@ -123,6 +155,9 @@ func run[B any](t *tx, apply func(*tx, B) (any, error)) (any, error) {
 	var body B
 	if err := json.Unmarshal(t.env.Body, &body); err != nil {
 		return nil, fmt.Errorf("decoding the body of a command of kind %d: %w", t.env.Kind, err)
+	}
+	if err := t.authorised(); err != nil {
+		return nil, err
 	}
 	if err := t.repeated(); err != nil {
 		return nil, err

@@ -35,6 +35,21 @@ const (
 	KindReportVMs       Kind = 19
 	KindPatchVM         Kind = 20
 	KindDeleteVMs       Kind = 21
+	KindCreateTenant    Kind = 22
+	KindPatchTenant     Kind = 23
+	KindDeleteTenant    Kind = 24
+	KindCreateKey       Kind = 25
+	KindDeleteKey       Kind = 26
+	KindTouchKeys       Kind = 27
+	KindPatchPolicy     Kind = 28
+	KindPutPrices       Kind = 29
+	KindCreateLease     Kind = 30
+	KindPatchLease      Kind = 31
+	KindEndLease        Kind = 32
+	KindAdvanceLease    Kind = 33
+	KindReportScrub     Kind = 34
+	KindRetryScrub      Kind = 35
+	KindAdjustLedger    Kind = 36
 )
 
 // format is the first byte of every command.
@@ -47,10 +62,11 @@ const MaxCommand = 64 << 10
 type Envelope struct {
 	V     int             `json:"v"` // of the body's form
 	Kind  Kind            `json:"kind"`
-	Now   api.Time        `json:"now"`             // the leader's time
-	Term  uint64          `json:"term"`            // the leader's term
-	Actor string          `json:"actor,omitempty"` // who asked: operator, a tenant, warm-pool, central
-	Op    *Op             `json:"op,omitempty"`    // the keyed request behind it
+	Now   api.Time        `json:"now"`                // the leader's time
+	Term  uint64          `json:"term"`               // the leader's term
+	Actor string          `json:"actor,omitempty"`    // who asked: operator, a tenant, warm-pool, central
+	Token string          `json:"token_id,omitempty"` // the key that authorised it; checked again when it applies
+	Op    *Op             `json:"op,omitempty"`       // the keyed request behind it
 	Body  json.RawMessage `json:"body,omitempty"`
 }
 
@@ -260,6 +276,7 @@ type VMReport struct {
 	Told    uint64      `json:"told,omitempty"`     // the order the node confirmed
 	ClaimMS *int64      `json:"claim_ms,omitempty"` // how long the hand-over took
 	State   api.VMState `json:"state,omitempty"`    // empty: no news of it
+	EndedMS int64       `json:"ended_ms,omitempty"` // how long ago it went, for a VM that is gone
 	Agent   bool        `json:"agent,omitempty"`
 	IP      string      `json:"ip,omitempty"`
 	Reason  string      `json:"reason,omitempty"`
@@ -277,4 +294,105 @@ type DeleteVMs struct {
 	IDs    []string `json:"ids"`
 	Action string   `json:"action,omitempty"` // for the activity log; empty writes none
 	Reason string   `json:"reason,omitempty"`
+}
+
+// CreateTenant adds a tenant.
+type CreateTenant struct {
+	Request api.TenantRequest `json:"request"`
+}
+
+// PatchTenant changes limits. What a tenant holds already stays.
+type PatchTenant struct {
+	Name    string          `json:"name"`
+	Patch   api.TenantPatch `json:"patch"`
+	IfMatch uint64          `json:"if_match,omitempty"`
+}
+
+// DeleteTenant removes a tenant that holds nothing, and its keys.
+type DeleteTenant struct {
+	Name string `json:"name"`
+}
+
+// CreateKey adds an API key by its hash.
+type CreateKey struct {
+	Key Key `json:"key"`
+}
+
+// DeleteKey revokes a key. Tenant must be the key's; empty for an operator's.
+type DeleteKey struct {
+	ID     string `json:"id"`
+	Tenant string `json:"tenant,omitempty"`
+}
+
+// TouchKeys notes when keys were last used, many at once.
+type TouchKeys struct {
+	Keys []KeyUse `json:"keys"`
+}
+
+// KeyUse is one of them.
+type KeyUse struct {
+	ID string   `json:"id"`
+	At api.Time `json:"at"`
+}
+
+// PatchPolicy changes what the operator allows.
+type PatchPolicy struct {
+	Patch   api.PolicyPatch `json:"patch"`
+	IfMatch uint64          `json:"if_match,omitempty"`
+}
+
+// PutPrices replaces what later stretches are charged.
+type PutPrices struct {
+	Prices api.Prices `json:"prices"`
+}
+
+// CreateLease gives hosts to a tenant: the first Count candidates that are free.
+type CreateLease struct {
+	ID         string         `json:"id"`
+	Tenant     string         `json:"tenant"`
+	Candidates []string       `json:"candidates"`
+	Count      int            `json:"count"`
+	DurationMS int64          `json:"duration_ms,omitempty"`
+	EndsAt     api.Time       `json:"ends_at,omitempty"`
+	AutoRenew  bool           `json:"auto_renew,omitempty"`
+	Drain      bool           `json:"drain,omitempty"`
+	Reasons    map[string]int `json:"reasons,omitempty"` // why the other hosts are no candidates
+}
+
+// PatchLease extends a lease or turns its renewal on or off.
+type PatchLease struct {
+	ID      string         `json:"id"`
+	Patch   api.LeasePatch `json:"patch"`
+	IfMatch uint64         `json:"if_match,omitempty"`
+}
+
+// EndLease takes in the wish to end a lease early. Tenant must be the lease's; empty for the operator.
+type EndLease struct {
+	ID     string `json:"id"`
+	Tenant string `json:"tenant,omitempty"`
+}
+
+// AdvanceLease brings a lease as far as the rows and the time allow.
+type AdvanceLease struct {
+	ID string `json:"id"`
+}
+
+// ReportScrub says how a host's scrub for a lease went. Only the scrub that was ordered counts.
+type ReportScrub struct {
+	ID    string `json:"id"`
+	Node  string `json:"node"`
+	Order uint64 `json:"order"`
+	Error string `json:"error,omitempty"`
+}
+
+// RetryScrub orders a failed scrub again, or with Override declares the host clean on the operator's word.
+type RetryScrub struct {
+	Node     string `json:"node"`
+	Override bool   `json:"override,omitempty"`
+	Reason   string `json:"reason,omitempty"`
+}
+
+// AdjustLedger gives or takes money, with a reason.
+type AdjustLedger struct {
+	Request api.AdjustmentRequest `json:"request"`
 }

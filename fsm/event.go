@@ -11,6 +11,8 @@ const (
 	EventPool    = "pool"
 	EventNode    = "node"
 	EventCluster = "cluster"
+	EventLease   = "lease"
+	EventTenant  = "tenant"
 )
 
 // Actions of events.

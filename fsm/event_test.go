@@ -112,6 +112,8 @@ func TestEventsShowEachChangeOnceAndWhoMaySeeIt(t *testing.T) {
 	f := newFleet(t)
 	f.node("n1")
 	f.image("img")
+	f.tenant("acme")
+	f.leased("l", "acme", "n1")
 	f.pool("p", "acme", "img", 1)
 	f.ready("p", "n1", "a")
 	index := f.index

@@ -21,11 +21,14 @@ type tb interface {
 // fleet drives a State as the log would. After each command it holds the state to every invariant, the time to
 // never going back, and a refusal or a replay to changing nothing.
 type fleet struct {
-	t     tb
-	state *State
-	index uint64
-	now   api.Time // the leader's; moves on by 10 ms with each command
-	log   [][]byte
+	t      tb
+	state  *State
+	index  uint64
+	now    api.Time // the leader's; moves on by 10 ms with each command
+	bearer string   // the key behind the commands from now on
+	log    [][]byte
+
+	after func(before, after View) // looks at each command's effect
 }
 
 // empty is a fleet before its first command.
@@ -44,7 +47,7 @@ func newFleet(t tb) *fleet {
 func (f *fleet) send(kind Kind, op *Op, body any) Result {
 	f.t.Helper()
 	f.now += 10
-	raw, err := Encode(Envelope{Kind: kind, Now: f.now, Term: 1, Actor: "operator", Op: op}, body)
+	raw, err := Encode(Envelope{Kind: kind, Now: f.now, Term: 1, Actor: "operator", Token: f.bearer, Op: op}, body)
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -77,6 +80,9 @@ func (f *fleet) apply(raw []byte) Result {
 	}
 	if r.Err != nil && (!r.Err.Code.Known() || r.Err.Detail == "" || r.Value != nil) {
 		f.t.Fatalf("command %d: refusal %+v with value %v", f.index, r.Err, r.Value)
+	}
+	if f.after != nil {
+		f.after(before, after)
 	}
 	return r
 }
@@ -149,6 +155,30 @@ func (f *fleet) image(name string) {
 func (f *fleet) pool(name, tenant, image string, minReady int) {
 	f.t.Helper()
 	f.do(KindCreatePool, CreatePool{Tenant: tenant, Request: api.PoolRequest{Name: name, Image: image, MinReady: &minReady}})
+}
+
+// tenant adds a tenant without limits.
+func (f *fleet) tenant(names ...string) {
+	f.t.Helper()
+	for _, name := range names {
+		f.do(KindCreateTenant, CreateTenant{Request: api.TenantRequest{Name: name}})
+	}
+}
+
+// leased adds a lease of the nodes for two days; it must be active at once.
+func (f *fleet) leased(id, tenant string, nodes ...string) *Lease {
+	f.t.Helper()
+	l := f.do(KindCreateLease, CreateLease{ID: id, Tenant: tenant, Candidates: nodes, Count: len(nodes), DurationMS: 48 * hourMS}).Value.(*Lease)
+	if l.State != api.LeaseActive {
+		f.t.Fatalf("got %+v, want an active lease", l)
+	}
+	return l
+}
+
+// policy changes what the operator allows.
+func (f *fleet) policy(p api.PolicyPatch) {
+	f.t.Helper()
+	f.do(KindPatchPolicy, PatchPolicy{Patch: p})
 }
 
 // fill places spares of the ids on the node; all must find their place.

@@ -11,7 +11,7 @@ import (
 func FuzzApply(f *testing.F) {
 	var samples [][]byte
 	for _, c := range script() {
-		samples = append(samples, readSample(f, c.kind).Bytes)
+		samples = append(samples, c.read(f).Bytes)
 		f.Add(samples[len(samples)-1])
 	}
 	f.Add([]byte{})
@@ -64,7 +64,7 @@ func FuzzRestore(f *testing.F) {
 			raw[at] ^= flip
 		}
 		s := New()
-		if _, err := s.Apply(1, readSample(t, KindInitCluster).Bytes); err != nil {
+		if _, err := s.Apply(1, script()[0].read(t).Bytes); err != nil {
 			t.Fatal(err)
 		}
 		before := s.View()
@@ -92,7 +92,7 @@ func wholeSnapshot(t testing.TB) []byte {
 	t.Helper()
 	s := New()
 	for i, c := range script() {
-		if _, err := s.Apply(uint64(i+1), readSample(t, c.kind).Bytes); err != nil {
+		if _, err := s.Apply(uint64(i+1), c.read(t).Bytes); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -2,6 +2,7 @@ package fsm
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/fluxvm/fluxvm/pkg/api"
 )
@@ -38,6 +39,12 @@ func (v View) Check() error {
 		uses[vm.Node] = u
 	}
 	if err := v.checkNodes(uses); err != nil {
+		return err
+	}
+	if err := v.checkLeases(); err != nil {
+		return err
+	}
+	if err := v.checkLedger(); err != nil {
 		return err
 	}
 	for p := range v.Pools("") {
@@ -117,6 +124,74 @@ func (v View) checkPool(p *Pool) error {
 			return fmt.Errorf("a ready spare comes after one that is not")
 		} else if !isReady {
 			ready = false
+		}
+	}
+	return nil
+}
+
+// checkLeases: a host has one lease at most, from both ends; a leased host serves one tenant; one that is being
+// cleaned serves nobody.
+func (v View) checkLeases() error {
+	for n := range v.Nodes("") {
+		if n.Lease == "" {
+			continue
+		}
+		l := v.Lease(n.Lease)
+		if l == nil || !l.Live() || !slices.Contains(l.Nodes, n.Name) {
+			return fmt.Errorf("node %s is held by lease %s, which does not have it", n.Name, n.Lease)
+		}
+		for vm := range v.VMsOn(n.Name) {
+			switch {
+			case !vm.Live() || l.State == api.LeasePending:
+			case l.State != api.LeaseActive:
+				return fmt.Errorf("VM %s lives on node %s, whose lease is %s", vm.ID, n.Name, l.State)
+			case vm.Tenant != l.Tenant:
+				return fmt.Errorf("VM %s of %q lives on node %s, which %s leases", vm.ID, vm.Tenant, n.Name, l.Tenant)
+			}
+		}
+	}
+	for l := range v.LiveLeases() {
+		for _, name := range l.Nodes {
+			scrubbed := slices.ContainsFunc(l.Scrubs, func(s Scrub) bool { return s.Node == name && s.State == api.ScrubDone })
+			if n := v.Node(name); n != nil && (n.Lease == l.ID) == scrubbed {
+				return fmt.Errorf("lease %s and node %s disagree on whether it is held", l.ID, name)
+			}
+		}
+	}
+	return nil
+}
+
+// checkLedger: what is billed now has exactly one open stretch, and nothing else has; one VM's stretches follow one
+// another; amounts are what times and rates make.
+func (v View) checkLedger() error {
+	last := map[string]*LedgerRow{}
+	for row := range v.Ledger(0) {
+		if row.Kind == api.LedgerAdjustment {
+			continue
+		}
+		what := string(text(row.VMID, row.LeaseID, row.LeaseID, row.Node))
+		if row.VMID != "" {
+			what = string(text(row.VMID))
+		}
+		if before := last[what]; before != nil && (before.EndedAt == 0 || before.EndedAt > row.StartedAt) {
+			return fmt.Errorf("ledger rows %d and %d overlap", before.Seq, row.Seq)
+		}
+		last[what] = row
+		if row.EndedAt != 0 && (row.EndedAt < row.StartedAt || row.Amount != row.cost(row.EndedAt)) {
+			return fmt.Errorf("ledger row %d lasts %d ms and costs %d", row.Seq, row.EndedAt-row.StartedAt, row.Amount)
+		}
+		if row.EndedAt == 0 && row.VMID != "" {
+			if b := billOf(v.VM(row.VMID)); b.kind != row.Kind || b.tenant != row.Tenant || b.node != row.Node || b.vcpus != row.VCPUs || b.memoryMiB != row.MemoryMiB {
+				return fmt.Errorf("ledger row %d is open for what VM %s is not", row.Seq, row.VMID)
+			}
+		}
+		if l := v.Lease(row.LeaseID); row.EndedAt == 0 && row.LeaseID != "" && (l == nil || l.State != api.LeaseActive) {
+			return fmt.Errorf("ledger row %d is open for lease %s, which is not active", row.Seq, row.LeaseID)
+		}
+	}
+	for vm := range v.VMs("") {
+		if billOf(vm) != (bill{}) && find[LedgerRow](v, tableLedger, "open", text("vm", vm.ID)) == nil {
+			return fmt.Errorf("VM %s runs and nobody is billed", vm.ID)
 		}
 	}
 	return nil

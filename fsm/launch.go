@@ -18,14 +18,19 @@ type Plan struct {
 	MemoryMiB  int64
 	DiskGiB    int64
 	GuestOS    string
+	Need       Need
+	TTL        int64 // seconds; 0: none
 }
 
 // Resolve settles image and size of a launch, or refuses it, before anyone looks for a host.
 func (v View) Resolve(l *Launch) (Plan, error) {
 	p := Plan{VCPUs: l.VCPUs, MemoryMiB: l.MemoryMiB, DiskGiB: l.DiskGiB}
+	if l.Tenant != "" && v.Tenant(l.Tenant) == nil {
+		return p, api.Invalid("tenant", "there is no tenant of that name; fluxctl fleet tenants lists them")
+	}
 	if l.Pool != "" {
 		p.Pool = v.Pool(l.Pool)
-		if p.Pool == nil || !usable(p.Pool, l.Tenant) {
+		if p.Pool == nil || !v.Usable(p.Pool, l.Tenant) {
 			return p, notFound("pool", l.Pool)
 		}
 		if err := v.matchesNamed(p.Pool, l); err != nil {
@@ -52,11 +57,18 @@ func (v View) Resolve(l *Launch) (Plan, error) {
 	if l.GuestOS != "" && l.GuestOS != p.GuestOS {
 		return p, api.Invalid("apple.guest_os", "image %s is %s; leave apple.guest_os out or give that", p.Image.Name, p.GuestOS)
 	}
-	return p, nil
+	return p, v.allow(&p, l)
 }
 
-// usable says whether a caller may take VMs from the pool: its own, and the operator from shared ones.
-func usable(p *Pool, tenant string) bool { return p.Tenant == tenant }
+// allow holds a launch to policy and limits of its tenant, and says what host it needs.
+func (v View) allow(p *Plan, l *Launch) (err error) {
+	p.Need = Need{Tenant: l.Tenant, Leased: v.MacOSNeedsLease(l.Tenant, p.GuestOS), GuestOS: p.GuestOS, Backend: l.Backend, VCPUs: p.VCPUs, MemoryMiB: p.MemoryMiB}
+	if p.Need.Leased && !v.leasesMac(l.Tenant) {
+		return api.Errorf(api.CodePolicyDenied, "macOS guests of a tenant run on Macs that it leases, and tenant %s leases none; lease one, or ask the operator to turn require_lease_for_macos off", l.Tenant)
+	}
+	p.TTL, err = v.ttlFor(l.Tenant, l.TTLSeconds)
+	return err
+}
 
 // matchesNamed refuses a launch whose image or size contradicts the pool that it names.
 func (v View) matchesNamed(p *Pool, l *Launch) error {
@@ -97,13 +109,20 @@ func (v View) Plan(l *Launch, candidates, noHandOut []string) (Plan, error) {
 		return p, nameTaken(l.Name)
 	}
 	claim, pool, why := v.spareFor(&p, l, noHandOut)
+	more := holds(p.GuestOS, p.VCPUs, p.MemoryMiB)
 	if claim != nil {
 		p.Claim, p.Pool, p.Node = claim, pool, v.Node(claim.Node)
-		return p, nil
+		if claim.Tenant == l.Tenant { // it counts already
+			return p, nil
+		}
+		return p, v.mayHold(l.Tenant, more)
 	}
 	p.ColdReason = why
+	if err := v.mayHold(l.Tenant, more); err != nil {
+		return p, err
+	}
 	t := tx{View: v}
-	p.Node = t.firstFit(candidates, nil, p.GuestOS, l.Backend, p.VCPUs, p.MemoryMiB)
+	p.Node = t.firstFit(candidates, nil, p.Need)
 	return p, nil
 }
 
@@ -149,6 +168,8 @@ func (v View) elsewhere(s *VM, l *Launch) string {
 	switch {
 	case n == nil || n.State != api.NodeHealthy || !n.Rename || n.Draining:
 		return "pool_empty"
+	case s.Tenant == "" && n.Lease != "", s.Tenant != "" && !v.Leases(s.Tenant, n): // it is about to go
+		return "pool_empty"
 	case l.Node != "" && l.Node != s.Node:
 		return "node"
 	case len(l.Selector) > 0 && !api.Matches(l.Selector, n.Labels):
@@ -165,17 +186,21 @@ func (v View) poolsFor(plan *Plan, l *Launch) (pools []*Pool, why string) {
 		return []*Pool{plan.Pool}, ""
 	}
 	why = "no_pool"
+	var shared []*Pool
 	for p := range v.Pools("") {
-		if p.Image != plan.Image.Name || !usable(p, l.Tenant) {
+		if p.Image != plan.Image.Name || !v.Usable(p, l.Tenant) {
 			continue
 		}
-		if field := differs(p, l); field != "" {
+		switch field := differs(p, l); {
+		case field != "":
 			why = field
-			continue
+		case p.Tenant == l.Tenant:
+			pools = append(pools, p)
+		default:
+			shared = append(shared, p)
 		}
-		pools = append(pools, p)
 	}
-	return pools, why
+	return append(pools, shared...), why
 }
 
 // launchVM claims a spare or places a new VM. Its value is the *Operation; its Ref is the VM.
@@ -185,6 +210,7 @@ func (t *tx) launchVM(c LaunchVM) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	l.TTLSeconds = plan.TTL
 	op := Operation{Ref: c.ID, Name: l.Name, Image: plan.Image.Name, ColdReason: plan.ColdReason}
 	if plan.Claim != nil {
 		op.Ref, op.Node, op.Warm, op.Pool, op.ColdReason = plan.Claim.ID, plan.Claim.Node, true, plan.Pool.Name, ""
@@ -276,7 +302,9 @@ func (t *tx) moveVM(c MoveVM) (any, error) {
 		backend = have.Launch.Backend
 	}
 	row.Tried = append(slices.Clone(have.Tried), c.From)
-	node := t.firstFit(c.Candidates, row.Tried, row.GuestOS, backend, row.VCPUs, row.MemoryMiB)
+	need := Need{Tenant: row.Tenant, GuestOS: row.GuestOS, Backend: backend, VCPUs: row.VCPUs, MemoryMiB: row.MemoryMiB,
+		Leased: row.Warm && row.Tenant != "" || t.MacOSNeedsLease(row.Tenant, row.GuestOS)}
+	node := t.firstFit(c.Candidates, row.Tried, need)
 	if node != nil {
 		row.Backend = node.Backend(backend)
 		t.place(&row, node)
@@ -330,12 +358,16 @@ func (t *tx) failHandOver(c FailHandOver) (any, error) {
 		t.amend(pool, have.ClaimedAt, func(s *ClaimStat) { s.Claims = max(s.Claims-1, 0) })
 	}
 	spare.Scope, spare.Key = "", ""
+	t.endedAt = have.ClaimedAt // whoever claimed it never had it, and pays nothing
 	spare.end(t.index, "its node could not hand it over: "+c.Refusal)
 	t.putVM(have, &spare)
+	t.endedAt = 0
 	t.log("warm-pool", "hand-over", l.Name, l.Tenant, "failed", "pool", pool, "vm_id", have.ID, "reason", c.Refusal)
-	plan, err := t.Resolve(&l)
+	same := l // what it has counts already, and its deadline stands, whatever image and limits say by now
+	same.VCPUs, same.MemoryMiB, same.DiskGiB, same.GuestOS, same.TTLSeconds = have.VCPUs, have.MemoryMiB, have.DiskGiB, have.GuestOS, 0
+	plan, err := t.Resolve(&same)
 	if err == nil {
-		plan.Node = t.firstFit(c.Candidates, nil, plan.GuestOS, l.Backend, plan.VCPUs, plan.MemoryMiB)
+		plan.Node = t.firstFit(c.Candidates, nil, plan.Need)
 	}
 	if err != nil || plan.Node == nil {
 		t.forget(have)

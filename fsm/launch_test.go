@@ -53,14 +53,19 @@ func TestClaimTakesOldestReadyOfAllMatchingPools(t *testing.T) {
 
 func TestClaimTakesFromOwnPoolsOnly(t *testing.T) {
 	f := newFleet(t)
-	f.node("n1")
+	for _, n := range []string{"n1", "acme-1", "beta-1"} {
+		f.node(n)
+	}
 	f.image("img")
+	f.tenant("acme", "beta")
+	f.leased("la", "acme", "acme-1")
+	f.leased("lb", "beta", "beta-1")
 	f.pool("shared", "", "img", 1)
 	f.pool("acme-ci", "acme", "img", 1)
 	f.pool("beta-ci", "beta", "img", 1)
 	f.ready("shared", "n1", "s")
-	f.ready("beta-ci", "n1", "b")
-	f.ready("acme-ci", "n1", "a") // the newest
+	f.ready("beta-ci", "beta-1", "b")
+	f.ready("acme-ci", "acme-1", "a") // the newest
 	if op := f.launched("x", "", Launch{Tenant: "acme", Name: "one", Image: "img"}, "n1"); op.Ref != "a" {
 		t.Errorf("got %+v for acme, want its own spare although others are older", op)
 	}

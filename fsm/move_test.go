@@ -182,6 +182,8 @@ func TestFailedHandOverDoesNotGiveTheSpareToALaterPoolOfTheSameName(t *testing.T
 	f := newFleet(t)
 	f.node("n1")
 	f.image("img")
+	f.tenant("acme", "beta")
+	f.leased("l", "acme", "n1")
 	f.pool("p", "acme", "img", 1)
 	f.ready("p", "n1", "a")
 	f.launched("x", "", Launch{Tenant: "acme", Name: "secret", Image: "img"})

@@ -127,6 +127,9 @@ func (t *tx) deleteNode(c DeleteNode) (any, error) {
 	if have == nil {
 		return nil, notFound("node", c.Name)
 	}
+	if have.Lease != "" {
+		return nil, api.Errorf(api.CodeConflict, "node %s is held by lease %s; end the lease first", c.Name, have.Lease)
+	}
 	if n := t.Use(c.Name).VMs; n > 0 {
 		return nil, api.Errorf(api.CodeConflict, "node %s still holds %d VMs; drain it and delete them first", c.Name, n)
 	}

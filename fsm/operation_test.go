@@ -28,6 +28,7 @@ func TestKeyIsRefusedForAnotherRequestAndAnotherScopeHasItsOwn(t *testing.T) {
 	f := newFleet(t)
 	f.node("n1")
 	f.image("img")
+	f.tenant("acme")
 	f.launched("a", "k", Launch{Name: "a", Image: "img"}, "n1")
 	if r := f.launch("b", "k", Launch{Name: "b", Image: "img"}, "n1"); r.Err == nil || r.Err.Code != api.CodeKeyReused {
 		t.Errorf("got %+v, want key_reused", r)

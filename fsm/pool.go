@@ -13,6 +13,9 @@ const (
 // createPool adds a pool. Its value is the *Pool.
 func (t *tx) createPool(c CreatePool) (any, error) {
 	r := c.Request
+	if c.Tenant != "" && t.Tenant(c.Tenant) == nil {
+		return nil, api.Invalid("tenant", "there is no tenant of that name; fluxctl fleet tenants lists them")
+	}
 	if t.Pool(r.Name) != nil {
 		return nil, api.Errorf(api.CodeNameTaken, "there is a pool %s already; choose another name", r.Name)
 	}
@@ -28,6 +31,9 @@ func (t *tx) createPool(c CreatePool) (any, error) {
 		return nil, api.Errorf(api.CodeQuotaExceeded, "the fleet has %d pools, and no more are allowed; delete one first", all)
 	case c.Tenant != "" && own >= api.MaxPoolsPerTenant:
 		return nil, api.Errorf(api.CodeQuotaExceeded, "tenant %s has %d pools, and no more are allowed; delete one first", c.Tenant, own)
+	}
+	if err := t.mayHold(c.Tenant, api.Holding{Pools: 1}); err != nil {
+		return nil, err
 	}
 	image := find[Image](t.View, tableImage, "id", r.Image)
 	if image == nil {
@@ -61,7 +67,10 @@ func (t *tx) createPool(c CreatePool) (any, error) {
 	} else {
 		row.MaxTotal = maxTotalFor(row.MinReady)
 	}
-	if err := checkTotals(row); err != nil {
+	if err := row.checkSize(); err != nil {
+		return nil, err
+	}
+	if err := t.checkNodes(row); err != nil {
 		return nil, err
 	}
 	if _, err := t.remember(Operation{Ref: row.Name}); err != nil {
@@ -72,9 +81,19 @@ func (t *tx) createPool(c CreatePool) (any, error) {
 	return row, nil
 }
 
-func checkTotals(p *Pool) error {
+func (p *Pool) checkSize() error {
 	if p.MaxTotal < p.MinReady {
 		return api.Invalid("max_total", "max_total must not be below min_ready (%d)", p.MinReady)
+	}
+	return nil
+}
+
+// checkNodes refuses to name hosts for a tenant's pool that the tenant does not lease.
+func (t *tx) checkNodes(p *Pool) error {
+	for _, name := range p.Nodes {
+		if p.Tenant != "" && !t.Leases(p.Tenant, t.Node(name)) {
+			return api.Invalid("nodes", "the pool of a tenant may name only hosts that the tenant leases")
+		}
 	}
 	return nil
 }
@@ -118,8 +137,13 @@ func (t *tx) patchPool(c PatchPool) (any, error) {
 	}
 	set(&row.NodeSelector, c.Patch.NodeSelector)
 	set(&row.Nodes, c.Patch.Nodes)
-	if err := checkTotals(&row); err != nil {
+	if err := row.checkSize(); err != nil {
 		return nil, err
+	}
+	if c.Patch.Nodes.Set { // those of a lease that has ended since are no reason to refuse another change
+		if err := t.checkNodes(&row); err != nil {
+			return nil, err
+		}
 	}
 	row.tryAgain()
 	t.putPool(&row, true)
@@ -243,7 +267,10 @@ func (t *tx) fillPool(c FillPool) (any, error) {
 		if image == nil || t.now < p.BackoffUntil || count.Ready+count.Booting >= p.MinReady || count.Total() >= p.MaxTotal || t.VMNamed(p.Tenant, s.Name) != nil || t.VM(s.ID) != nil {
 			break
 		}
-		node := t.firstFit(s.Candidates, nil, p.GuestOS, "", p.VCPUs, p.MemoryMiB)
+		if t.mayHold(p.Tenant, holds(p.GuestOS, p.VCPUs, p.MemoryMiB)) != nil {
+			break
+		}
+		node := t.firstFit(s.Candidates, nil, p.need())
 		if node == nil {
 			continue
 		}
@@ -263,8 +290,25 @@ func (t *tx) fillPool(c FillPool) (any, error) {
 	return placed, nil
 }
 
+// need is what one spare wants. A tenant's pool lives on the hosts that the tenant leases.
+func (p *Pool) need() Need {
+	return Need{Tenant: p.Tenant, Leased: p.Tenant != "", GuestOS: p.GuestOS, VCPUs: p.VCPUs, MemoryMiB: p.MemoryMiB}
+}
+
+// QuotaRoom is how many more spares of the pool, up to want, the quota of its tenant has room for.
+func (v View) QuotaRoom(p *Pool, want int) int {
+	for n := want; n > 0; n-- {
+		one := holds(p.GuestOS, p.VCPUs, p.MemoryMiB)
+		more := api.Holding{VMs: int64(n) * one.VMs, VCPUs: int64(n) * one.VCPUs, MemoryMiB: int64(n) * one.MemoryMiB, MacOSGuests: int64(n) * one.MacOSGuests}
+		if v.mayHold(p.Tenant, more) == nil {
+			return n
+		}
+	}
+	return 0
+}
+
 // firstFit gives the first candidate that exists, was not tried and can take the VM.
-func (t *tx) firstFit(candidates, tried []string, guestOS, backend string, vcpus int, memoryMiB int64) *Node {
+func (t *tx) firstFit(candidates, tried []string, need Need) *Node {
 next:
 	for _, name := range candidates {
 		for _, gone := range tried {
@@ -272,7 +316,7 @@ next:
 				continue next
 			}
 		}
-		if n := t.Node(name); n != nil && t.Fit(n, guestOS, backend, vcpus, memoryMiB) == "" {
+		if n := t.Node(name); n != nil && t.Fit(n, need) == "" {
 			return n
 		}
 	}

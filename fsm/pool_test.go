@@ -28,6 +28,7 @@ func TestPoolTakesSizeAndReadinessFromItsImage(t *testing.T) {
 	f.refused(api.CodeInvalid, "readiness", KindCreatePool, CreatePool{Request: api.PoolRequest{Name: "d", Image: "mute", Readiness: api.ReadinessAgent}})
 	f.refused(api.CodeInvalid, "image", KindCreatePool, CreatePool{Request: api.PoolRequest{Name: "d", Image: "absent"}})
 	f.refused(api.CodeInvalid, "max_total", KindCreatePool, CreatePool{Request: api.PoolRequest{Name: "d", Image: "full", MinReady: new(3), MaxTotal: new(2)}})
+	f.tenant("acme")
 	f.refused(api.CodeNameTaken, "", KindCreatePool, CreatePool{Tenant: "acme", Request: api.PoolRequest{Name: "a", Image: "full"}})
 }
 
@@ -36,6 +37,9 @@ func TestPoolsAreBoundedForATenantAndTheFleet(t *testing.T) {
 	f.image("img")
 	for i := range api.MaxPools {
 		tenant := fmt.Sprint("t", i/api.MaxPoolsPerTenant)
+		if i%api.MaxPoolsPerTenant == 0 {
+			f.tenant(tenant)
+		}
 		if i == api.MaxPoolsPerTenant {
 			f.refused(api.CodeQuotaExceeded, "", KindCreatePool, CreatePool{Tenant: "t0", Request: api.PoolRequest{Name: "ninth", Image: "img"}})
 		}

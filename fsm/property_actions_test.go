@@ -51,9 +51,21 @@ func (m *model) repair(*rapid.T) {
 			m.send(KindPatchNode, PatchNode{Name: name, Action: "POST /fleet/nodes/{name}/uncordon", Cordoned: new(false)})
 		}
 	}
+	for _, name := range []string{"acme", "beta"} {
+		switch have := v.Tenant(name); {
+		case have == nil:
+			m.send(KindCreateTenant, CreateTenant{Request: api.TenantRequest{Name: name}})
+		case have.Quota != (api.Quota{}) && m.chance(3, "quota off"):
+			none := api.Null[int64]()
+			m.send(KindPatchTenant, PatchTenant{Name: name, Patch: api.TenantPatch{Quota: api.QuotaPatch{MaxVMs: none, MaxVCPUs: none, MaxMemoryMiB: none, MaxMacOSGuests: none, MaxLeases: none, MaxPools: none}}})
+		}
+	}
+	if m.held["n2"] == "" && m.held["mac-1"] == "" {
+		m.lease("acme", []string{"n2", "mac-1"}, 1, true)
+	}
 	for i, name := range modelPools {
 		if v.Pool(name) == nil {
-			m.send(KindCreatePool, CreatePool{Tenant: []string{"", "acme", "", ""}[i], Request: api.PoolRequest{Name: name, Image: []string{"img", "img", "mute", "mac"}[i], MinReady: new(2), MaxTotal: new([]int{2, 8, 2, 3}[i])}})
+			m.send(KindCreatePool, CreatePool{Tenant: []string{"", "acme", "", "", "acme"}[i], Request: api.PoolRequest{Name: name, Image: []string{"img", "img", "mute", "mac", "mac"}[i], MinReady: new(2), MaxTotal: new([]int{2, 8, 2, 3, 4}[i])}})
 		}
 	}
 }
@@ -145,6 +157,9 @@ func (m *model) patchNode(*rapid.T) {
 func (m *model) deleteNode(*rapid.T) {
 	name := m.pick([]string{"idle", "n3", "idle", "n1"}, "node")
 	if before, r := m.send(KindDeleteNode, DeleteNode{Name: name}); r.Err == nil {
+		if m.held[name] != "" {
+			m.r.Fatalf("node %s went, and lease %s has it", name, m.held[name])
+		}
 		for v := range before.VMsOn(name) {
 			m.r.Fatalf("node %s went and left VM %s behind", name, v.ID)
 		}
@@ -193,6 +208,12 @@ func (m *model) createPool(*rapid.T) {
 		return
 	}
 	m.kept(result, KindCreatePool, op, c, r.Name)
+	if result.Err != nil && result.Err.Code == api.CodeQuotaExceeded {
+		m.saw("pool over quota")
+		if mayHaveMore(before, c.Tenant, api.Holding{Pools: 1}) {
+			m.r.Fatalf("pool %+v: %v, and there is room", c, result.Err)
+		}
+	}
 	if result.Err == nil && before.Pool(r.Name) != nil {
 		m.r.Fatalf("there are two pools %s", r.Name)
 	}
@@ -221,7 +242,7 @@ func (m *model) patchPool(*rapid.T) {
 
 func (m *model) deletePool(*rapid.T) {
 	if !m.chance(3, "really") {
-		m.r.Skip()
+		m.skip()
 	}
 	name := m.pick(append(modelPools, "s"), "pool")
 	before, r := m.send(KindDeletePool, DeletePool{Name: name})
@@ -287,6 +308,8 @@ func (m *model) fillPool(*rapid.T) {
 		return
 	case is.Total() > p.MaxTotal || is.Ready+is.Booting > p.MinReady:
 		m.r.Fatalf("placed %v: pool %s has %+v, with min_ready %d and max_total %d", placed, p.Name, is, p.MinReady, p.MaxTotal)
+	case p.Tenant != "" && !mayHaveMore(before, p.Tenant, holds(p.GuestOS, p.VCPUs*len(placed), p.MemoryMiB*int64(len(placed)))):
+		m.r.Fatalf("placed %v, over the quota of %s", placed, p.Tenant)
 	case after.Meta().Now < p.BackoffUntil:
 		m.r.Fatalf("placed %v while pool %s backs off", placed, p.Name)
 	}
@@ -315,6 +338,18 @@ func (m *model) placed(before View, v *VM) {
 	case before.VM(v.ID) != nil && slices.Contains(before.VM(v.ID).Tried, v.Node):
 		m.r.Fatalf("VM %s went back to %s, which refused it", v.ID, v.Node)
 	}
+	own := false
+	for l := range before.AllLeases("") {
+		own = own || l.State == api.LeaseActive && l.Tenant == v.Tenant && slices.Contains(l.Nodes, v.Node)
+	}
+	switch needs := v.Tenant != "" && (v.Warm || v.GuestOS == api.GuestMacOS && before.Policy().RequireLeaseForMacOS); {
+	case needs && !own:
+		m.r.Fatalf("VM %+v was placed on a host that its tenant does not lease", v)
+	case m.held[v.Node] != "" && !own:
+		m.r.Fatalf("VM %+v was placed on a host that lease %s has", v, m.held[v.Node])
+	case own:
+		m.saw("placed on its tenant's host")
+	}
 	if v.Launch != nil && v.Launch.Backend != "" && v.Launch.Backend != v.Backend || v.Launch == nil && !v.Warm {
 		m.r.Fatalf("VM %+v was asked as %+v", v, v.Launch)
 	}
@@ -337,7 +372,7 @@ func (m *model) anyVM(which func(*VM) bool) *VM {
 		}
 	}
 	if len(found) == 0 {
-		m.r.Skip()
+		m.skip()
 	}
 	return found[m.pick(slices.Sorted(maps.Keys(found)), "VM")]
 }

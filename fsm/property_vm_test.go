@@ -33,7 +33,7 @@ func (m *model) launch(*rapid.T) {
 		l.Node = m.pick(modelNodes, "node")
 	}
 	if m.chance(3, "ttl") {
-		l.TTLSeconds = 600
+		l.TTLSeconds = rapid.SampledFrom([]int64{600, 3600, 9000}).Draw(m.r, "seconds")
 	}
 	if m.chance(3, "labels") {
 		l.Labels = map[string]string{"job": m.next("j")}
@@ -70,13 +70,19 @@ func (m *model) launched(before View, r Result, op *Op, c LaunchVM) {
 	if v.Name != l.Name || v.Tenant != l.Tenant || v.Node != done.Node || before.VMNamed(l.Tenant, l.Name) != nil || done.Name != l.Name {
 		m.r.Fatalf("launch %+v led to %+v and VM %+v", l, done, v)
 	}
-	if want := m.f.view().Meta().Now + 600_000; l.TTLSeconds != 0 && v.ExpiresAt != want || l.TTLSeconds == 0 && v.ExpiresAt != 0 {
-		m.r.Fatalf("launch %+v expires at %s, want %s or never", l, v.ExpiresAt, want)
+	var want api.Time
+	if ttl, ok := lifetime(before, l); !ok {
+		m.r.Fatalf("launch %+v asks for more time than its tenant may have, and led to %+v", l, v)
+	} else if ttl != 0 {
+		want = m.f.view().Meta().Now + api.Time(ttl)*1000
+	}
+	if v.ExpiresAt != want {
+		m.r.Fatalf("launch %+v expires at %s, want %s", l, v.ExpiresAt, want)
 	}
 	m.give(v.ID, requestOf(op, c.ID))
 	m.remember(KindLaunchVM, op, c, *done)
-	want := eligible(before, c)
-	if want == nil {
+	spare := eligible(before, c)
+	if spare == nil {
 		m.saw("cold")
 		if done.Warm || done.Pool != "" || done.Ref != c.ID || done.ColdReason == "" || v.ClaimedFrom != "" || v.Pool != l.Pool {
 			m.r.Fatalf("nothing was ready, and launch %+v led to %+v", l, done)
@@ -91,12 +97,43 @@ func (m *model) launched(before View, r Result, op *Op, c LaunchVM) {
 	if l.Tenant != "" {
 		m.saw("claim of the tenant")
 	}
-	if done.Ref != want.ID || !done.Warm || done.Pool != want.Pool || done.ColdReason != "" || v.Warm || !v.HandOver || !v.NeedsOrder() || v.ClaimedFrom != want.Pool || v.Node != want.Node {
-		m.r.Fatalf("launch %+v led to %+v with VM %+v, want spare %+v", l, done, v, want)
+	if spare.Tenant != l.Tenant {
+		m.saw("claim of a shared spare by a tenant")
+	}
+	if done.Ref != spare.ID || !done.Warm || done.Pool != spare.Pool || done.ColdReason != "" || v.Warm || !v.HandOver || !v.NeedsOrder() || v.ClaimedFrom != spare.Pool || v.Node != spare.Node {
+		m.r.Fatalf("launch %+v led to %+v with VM %+v, want spare %+v", l, done, v, spare)
 	}
 }
 
-// eligible is the spare that a launch should take: the oldest ready one that may be handed out and is what was asked.
+// lifetime is how many seconds a launch gets, 0 for no end, and whether it may have what it asks for.
+func lifetime(v View, l Launch) (int64, bool) {
+	ttl, t := l.TTLSeconds, v.Tenant(l.Tenant)
+	if t == nil {
+		return ttl, true
+	}
+	if ttl == 0 && t.DefaultTTL != nil {
+		ttl = *t.DefaultTTL
+	}
+	if t.MaxTTL == nil {
+		return ttl, true
+	}
+	if ttl == 0 {
+		ttl = *t.MaxTTL
+	}
+	return ttl, ttl <= *t.MaxTTL
+}
+
+// usable says whether a caller may take VMs of a pool.
+func usable(v View, p *Pool, tenant string) bool {
+	if p.Tenant != "" || tenant == "" {
+		return p.Tenant == tenant
+	}
+	policy := v.Policy()
+	return policy.AllowSharedPoolClaims && !policy.IsolateTenantNetworks && (p.GuestOS == api.GuestLinux || !policy.RequireLeaseForMacOS)
+}
+
+// eligible is the spare that a launch should take: the oldest ready one that may be handed out and is what was asked,
+// of the caller's own pools if there is one.
 func eligible(v View, c LaunchVM) (best *VM) {
 	l := c.Launch
 	if l.ColdField != "" {
@@ -104,7 +141,10 @@ func eligible(v View, c LaunchVM) (best *VM) {
 	}
 	for s := range v.VMs("") {
 		p, n := v.Pool(s.Pool), v.Node(s.Node)
-		if !s.Warm || s.State != api.StateRunning || s.SpareSince == 0 || p == nil || n == nil || p.Tenant != l.Tenant {
+		if !s.Warm || s.State != api.StateRunning || s.SpareSince == 0 || p == nil || n == nil || !usable(v, p, l.Tenant) {
+			continue
+		}
+		if n.Lease != "" && (s.Tenant == "" || v.Lease(n.Lease).State != api.LeaseActive || v.Lease(n.Lease).Tenant != s.Tenant) || n.Lease == "" && s.Tenant != "" {
 			continue
 		}
 		if l.Pool != "" && l.Pool != p.Name || l.Pool == "" && v.Image(l.Image).Name != p.Image {
@@ -117,6 +157,12 @@ func eligible(v View, c LaunchVM) (best *VM) {
 			continue
 		}
 		if l.Node != "" && l.Node != n.Name || l.Selector["mac"] == "yes" && n.Labels["mac"] != "yes" || l.Backend != "" && l.Backend != s.Backend {
+			continue
+		}
+		if best != nil && best.Tenant != s.Tenant {
+			if s.Tenant != "" {
+				best = s
+			}
 			continue
 		}
 		if best == nil || s.SpareSince < best.SpareSince || s.SpareSince == best.SpareSince && s.ID < best.ID {
@@ -145,7 +191,7 @@ func (m *model) refused(before View, e *api.Error, c LaunchVM) {
 		}
 		for _, name := range c.Candidates {
 			if n := before.Node(name); n != nil {
-				why := before.Fit(n, plan.GuestOS, l.Backend, plan.VCPUs, plan.MemoryMiB)
+				why := before.Fit(n, plan.Need)
 				if why == "" {
 					m.r.Fatalf("launch %+v: %v, and it fits on %s", l, e, name)
 				}
@@ -158,8 +204,34 @@ func (m *model) refused(before View, e *api.Error, c LaunchVM) {
 		if before.VM(c.ID) == nil || eligible(before, c) != nil {
 			m.r.Fatalf("launch %+v: %v", l, e)
 		}
+	case api.CodeQuotaExceeded:
+		m.saw("launch over quota")
+		plan, err := before.Resolve(&l)
+		if err != nil || mayHaveMore(before, l.Tenant, holds(plan.GuestOS, plan.VCPUs, plan.MemoryMiB)) {
+			m.r.Fatalf("launch %+v: %v, and %+v is held (%v)", l, e, recount(before, l.Tenant), err)
+		}
+		if s := eligible(before, c); s != nil && s.Tenant == l.Tenant {
+			m.r.Fatalf("launch %+v: %v, and spare %+v counts already", l, e, s)
+		}
+	case api.CodePolicyDenied:
+		if e.Field == "ttl_seconds" {
+			m.saw("TTL too long")
+			if _, ok := lifetime(before, l); ok {
+				m.r.Fatalf("launch %+v: %v", l, e)
+			}
+			return
+		}
+		m.saw("macOS without a lease")
+		for lease := range before.AllLeases("") {
+			if lease.Tenant == l.Tenant && lease.State == api.LeaseActive && slices.ContainsFunc(lease.Nodes, func(n string) bool { return before.Node(n).Mac }) {
+				m.r.Fatalf("launch %+v: %v, and there is %+v", l, e, lease)
+			}
+		}
+		if l.Tenant == "" || !before.Policy().RequireLeaseForMacOS {
+			m.r.Fatalf("launch %+v: %v", l, e)
+		}
 	case api.CodeNotFound:
-		if p := before.Pool(l.Pool); p != nil && p.Tenant == l.Tenant {
+		if p := before.Pool(l.Pool); p != nil && usable(before, p, l.Tenant) {
 			m.r.Fatalf("launch %+v: %v, and it is there", l, e)
 		}
 	case api.CodeInvalid:
@@ -252,7 +324,9 @@ func (m *model) failHandOver(*rapid.T) {
 		c.NewID = m.takenID(c.NewID)
 	}
 	key := m.keyOf(v)
+	m.books.failing = v.ID
 	before, r := m.send(KindFailHandOver, c)
+	m.books.failing = ""
 	if r.Err != nil && r.Err.Code == api.CodeConflict && before.VM(c.NewID) != nil {
 		return
 	}
@@ -294,15 +368,21 @@ func (m *model) report(*rapid.T) {
 	var c ReportVMs
 	for range rapid.IntRange(1, 4).Draw(m.r, "reports") {
 		v := m.anyVM(func(v *VM) bool { return c.Reports == nil || v.NeedsOrder() || v.State == api.StateBooting })
+		if slices.ContainsFunc(c.Reports, func(r VMReport) bool { return r.ID == v.ID }) {
+			continue
+		}
 		r := VMReport{ID: v.ID, Node: v.Node, Told: v.Order, State: api.StateRunning, Agent: true, IP: "10.0.0.1"}
 		if v.State == api.StateDeleting {
 			r.State = api.StateGone
+			if m.chance(2, "a while ago") {
+				r.EndedMS = rapid.SampledFrom([]int64{5, 900_000, 1 << 50, -7}).Draw(m.r, "ended")
+			}
 		}
 		switch rapid.IntRange(0, 13).Draw(m.r, "news") {
 		case 5:
 			r.State, r.Agent = rapid.SampledFrom([]api.VMState{api.StateBooting, api.StateStopped, api.StatePaused, api.StateFailed, api.StateDeleting}).Draw(m.r, "state"), false
 		case 6:
-			r.State, r.Reason = api.StateGone, "it ended"
+			r.State, r.Reason, r.EndedMS = api.StateGone, "it ended", rapid.SampledFrom([]int64{0, 25, 3_000}).Draw(m.r, "ended")
 		case 7:
 			r.Agent = false
 		case 8: // an order before, or one that never was
@@ -324,7 +404,14 @@ func (m *model) report(*rapid.T) {
 		}
 		c.Reports = append(c.Reports, r)
 	}
+	clear(m.books.ended)
+	for _, r := range c.Reports {
+		if v := m.f.view().VM(r.ID); r.State == api.StateGone && v != nil && v.Node == r.Node {
+			m.books.ended[r.ID] = api.Time(r.EndedMS)
+		}
+	}
 	before, _ := m.send(KindReportVMs, c)
+	clear(m.books.ended)
 	for _, r := range c.Reports {
 		m.reported(before, r, len(c.Reports))
 	}
@@ -380,7 +467,7 @@ func (m *model) patchVM(*rapid.T) {
 		c.Patch.Labels = map[string]*string{"k": new("v"), "job": nil}
 	}
 	if m.chance(3, "ttl") {
-		c.Patch.TTLSeconds = api.Some(int64(60))
+		c.Patch.TTLSeconds = api.Some(rapid.SampledFrom([]int64{60, 3000}).Draw(m.r, "seconds"))
 	} else if m.chance(3, "no ttl") {
 		c.Patch.TTLSeconds = api.Null[int64]()
 	}
@@ -395,12 +482,17 @@ func (m *model) patchVM(*rapid.T) {
 		}
 	case r.Err.Code == api.CodeConflict && c.IfMatch == v.Version:
 		m.r.Fatalf("patch %+v of %+v: %v", c, v, r.Err)
+	case r.Err.Code == api.CodePolicyDenied:
+		m.saw("patch TTL too long")
+		if _, ok := lifetime(m.f.view(), Launch{Tenant: v.Tenant, TTLSeconds: c.Patch.TTLSeconds.V}); ok && !c.Patch.TTLSeconds.Null {
+			m.r.Fatalf("patch %+v of %+v: %v", c, v, r.Err)
+		}
 	}
 }
 
 func (m *model) deleteVMs(*rapid.T) {
 	if !m.chance(2, "really") {
-		m.r.Skip()
+		m.skip()
 	}
 	c := DeleteVMs{Reason: "asked for", Action: m.pick([]string{"", "DELETE /fleet/vms/{id}"}, "action")}
 	for range rapid.IntRange(1, 3).Draw(m.r, "how many") {

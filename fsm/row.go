@@ -16,6 +16,7 @@ type Meta struct {
 	Index        uint64   `json:"index"` // of the last command applied
 	ActivitySeq  uint64   `json:"activity_seq"`
 	Operations   int      `json:"operations"` // rows of keyed requests
+	LedgerSeq    uint64   `json:"ledger_seq"`
 }
 
 // Image is a catalog entry.
@@ -39,7 +40,8 @@ type Node struct {
 	Mac            bool              `json:"mac"`
 	Chip           string            `json:"chip,omitempty"`
 	State          api.NodeState     `json:"state"`
-	ConfirmedAt    api.Time          `json:"confirmed_at"` // last known alive, as of the last change of State
+	ConfirmedAt    api.Time          `json:"confirmed_at"`    // last known alive, as of the last change of State
+	Lease          string            `json:"lease,omitempty"` // of the lease that has it, until that lease's scrub is confirmed
 	Cordoned       bool              `json:"cordoned"`
 	Draining       bool              `json:"draining"`
 	Reason         string            `json:"reason,omitempty"`
@@ -260,4 +262,88 @@ type JoinToken struct {
 	NamePattern string   `json:"name_pattern"`
 	UsesLeft    int      `json:"uses_left"`
 	ExpiresAt   api.Time `json:"expires_at"`
+}
+
+// Tenant is one who owns VMs, pools and leases.
+type Tenant struct {
+	Name       string    `json:"name"`
+	Quota      api.Quota `json:"quota"`
+	DefaultTTL *int64    `json:"default_ttl,omitempty"` // seconds
+	MaxTTL     *int64    `json:"max_ttl,omitempty"`     // seconds
+	CreatedAt  api.Time  `json:"created_at"`
+	Version    uint64    `json:"version"`
+}
+
+// Key is an API key. Only its hash is kept.
+type Key struct {
+	ID         string   `json:"id"`
+	Tenant     string   `json:"tenant,omitempty"` // empty: an operator's
+	Role       string   `json:"role"`
+	Hash       string   `json:"hash"`
+	CreatedAt  api.Time `json:"created_at"`
+	ExpiresAt  api.Time `json:"expires_at"`
+	LastUsedAt api.Time `json:"last_used_at"`
+}
+
+// Good says whether the key may be used at the time.
+func (k *Key) Good(now api.Time) bool { return k.ExpiresAt == 0 || now < k.ExpiresAt }
+
+// Policy is the one row of what the operator allows.
+type Policy struct {
+	api.Policy
+}
+
+// Prices is the one row of what is charged.
+type Prices struct {
+	api.Prices
+}
+
+// Lease gives whole hosts to one tenant. Node.Lease is its other end.
+type Lease struct {
+	ID          string         `json:"id"`
+	Tenant      string         `json:"tenant"`
+	Nodes       []string       `json:"nodes"`
+	State       api.LeaseState `json:"state"`
+	StartsAt    api.Time       `json:"starts_at"`
+	EndsAt      api.Time       `json:"ends_at"`
+	EarliestEnd api.Time       `json:"earliest_end"`
+	LengthMS    int64          `json:"length_ms"` // what a renewal adds
+	AutoRenew   bool           `json:"auto_renew,omitempty"`
+	EndAsked    bool           `json:"end_asked,omitempty"` // to end as soon as its minimum term allows
+	Reason      string         `json:"reason,omitempty"`
+	Scrubs      []Scrub        `json:"scrubs,omitempty"`
+	CreatedAt   api.Time       `json:"created_at"`
+	Version     uint64         `json:"version"`
+}
+
+// Scrub is the cleaning of one of a lease's hosts.
+type Scrub struct {
+	Node      string   `json:"node"`
+	State     string   `json:"state"`
+	Order     uint64   `json:"order"` // the fencing token's OP
+	StartedAt api.Time `json:"started_at"`
+	Reason    string   `json:"reason,omitempty"`
+}
+
+// Live says that the lease still holds hosts.
+func (l *Lease) Live() bool { return l.State != api.LeaseEnded }
+
+// LedgerRow is one billed stretch. Tenant is empty for the operator's.
+type LedgerRow struct {
+	Seq       uint64   `json:"seq"`
+	Tenant    string   `json:"tenant,omitempty"`
+	Kind      string   `json:"kind"`
+	VMID      string   `json:"vm_id,omitempty"`
+	LeaseID   string   `json:"lease_id,omitempty"`
+	Name      string   `json:"name"`
+	Node      string   `json:"node,omitempty"`
+	Pool      string   `json:"pool,omitempty"`
+	GuestOS   string   `json:"guest_os,omitempty"`
+	VCPUs     int      `json:"vcpus"`
+	MemoryMiB int64    `json:"memory_mib"`
+	StartedAt api.Time `json:"started_at"`
+	EndedAt   api.Time `json:"ended_at"`
+	EndReason string   `json:"end_reason,omitempty"`
+	Rate      api.Rate `json:"rate"`
+	Amount    int64    `json:"amount_micros"`
 }

@@ -80,6 +80,7 @@ func parts() []part {
 	return []part{
 		partOf[Meta](tableMeta), partOf[Image](tableImage), partOf[Node](tableNode), partOf[Pool](tablePool), partOf[ClaimStat](tableClaims),
 		partOf[VM](tableVM), partOf[Operation](tableOp), partOf[Activity](tableActivity), partOf[JoinToken](tableJoin),
+		partOf[Tenant](tableTenant), partOf[Key](tableKey), partOf[Policy](tablePolicy), partOf[Prices](tablePrices), partOf[Lease](tableLease), partOf[LedgerRow](tableLedger),
 	}
 }
 

@@ -46,7 +46,7 @@ func TestSnapshotOfALaterReleaseIsRefused(t *testing.T) {
 			t.Errorf("got %v for %s, want a refusal that names the form", err, later)
 		}
 	}
-	withTable := bytes.Replace(raw, []byte(`{"t":"activity"`), []byte(`{"t":"ledger"`), 1)
+	withTable := bytes.Replace(raw, []byte(`{"t":"activity"`), []byte(`{"t":"warehouse"`), 1)
 	if err := f.state.Restore(bytes.NewReader(withTable)); !errors.Is(err, ErrUpgrade) {
 		t.Errorf("got %v for a table that is not known, want ErrUpgrade", err)
 	}
@@ -115,7 +115,7 @@ func TestHashIsEqualForEqualStatesAndElseNot(t *testing.T) {
 func TestSnapshotInTheMiddleOfALogLeadsToTheSameBytes(t *testing.T) {
 	var log [][]byte
 	for _, c := range script() {
-		log = append(log, readSample(t, c.kind).Bytes)
+		log = append(log, c.read(t).Bytes)
 	}
 	want := wholeSnapshot(t)
 	for cut := range log {

@@ -68,6 +68,12 @@ const (
 	tableOp       = "operation"
 	tableActivity = "activity"
 	tableJoin     = "join"
+	tableTenant   = "tenant"
+	tableKey      = "key"
+	tablePolicy   = "policy"
+	tablePrices   = "prices"
+	tableLease    = "lease"
+	tableLedger   = "ledger"
 )
 
 // key makes an index from a function of the row. A row whose key is nil is not in the index.
@@ -138,6 +144,7 @@ func schema() *memdb.DBSchema {
 			&memdb.IndexSchema{Name: "name", Unique: true, Indexer: key[VM](nameKey)},
 			&memdb.IndexSchema{Name: "node", Indexer: key[VM](func(r *VM) []byte { return text(r.Node) })},
 			&memdb.IndexSchema{Name: "spare", Indexer: key[VM](spareKey)},
+			&memdb.IndexSchema{Name: "tenant", Indexer: key[VM](tenantKey)},
 			&memdb.IndexSchema{Name: "claimed", Indexer: key[VM](claimedKey)},
 			&memdb.IndexSchema{Name: "due", Indexer: key[VM](dueKey)},
 			&memdb.IndexSchema{Name: "open", Indexer: key[VM](openKey)}),
@@ -146,6 +153,17 @@ func schema() *memdb.DBSchema {
 		table(tableActivity, func(r *Activity) []byte { return number(nil, r.Seq) }),
 		table(tableJoin, func(r *JoinToken) []byte { return text(r.ID) },
 			&memdb.IndexSchema{Name: "hash", Unique: true, Indexer: key[JoinToken](func(r *JoinToken) []byte { return text(r.Hash) })}),
+		table(tableTenant, func(r *Tenant) []byte { return text(r.Name) }),
+		table(tableKey, func(r *Key) []byte { return text(r.ID) },
+			&memdb.IndexSchema{Name: "hash", Unique: true, Indexer: key[Key](func(r *Key) []byte { return text(r.Hash) })},
+			&memdb.IndexSchema{Name: "tenant", Indexer: key[Key](func(r *Key) []byte { return text(r.Tenant) })}),
+		table(tablePolicy, func(*Policy) []byte { return text("policy") }),
+		table(tablePrices, func(*Prices) []byte { return text("prices") }),
+		table(tableLease, func(r *Lease) []byte { return text(r.ID) },
+			&memdb.IndexSchema{Name: "live", Indexer: key[Lease](liveKey)}),
+		table(tableLedger, func(r *LedgerRow) []byte { return number(nil, r.Seq) },
+			&memdb.IndexSchema{Name: "open", Unique: true, Indexer: key[LedgerRow](stretchKey)},
+			&memdb.IndexSchema{Name: "tenant", Indexer: key[LedgerRow](func(r *LedgerRow) []byte { return number(text(r.Tenant), r.Seq) })}),
 	} {
 		out.Tables[t.Name] = t
 	}
@@ -168,6 +186,32 @@ func spareKey(r *VM) []byte {
 		return append(number(text(r.Pool, "0"), uint64(r.SpareSince)), r.ID...)
 	}
 	return append(number(text(r.Pool, "1"), uint64(r.CreatedAt)), r.ID...)
+}
+
+// tenantKey finds what counts in a tenant's quota.
+func tenantKey(r *VM) []byte {
+	if !r.Live() {
+		return nil
+	}
+	return text(r.Tenant)
+}
+
+func liveKey(r *Lease) []byte {
+	if !r.Live() {
+		return nil
+	}
+	return text("live")
+}
+
+// stretchKey finds the open stretch of a VM, or of a lease on a node.
+func stretchKey(r *LedgerRow) []byte {
+	if r.EndedAt != 0 || r.Kind == api.LedgerAdjustment {
+		return nil
+	}
+	if r.Kind == api.LedgerLease {
+		return text("lease", r.LeaseID, r.Node)
+	}
+	return text("vm", r.VMID)
 }
 
 func claimedKey(r *VM) []byte {
@@ -367,19 +411,34 @@ func tableOf(kind string) string {
 		return tablePool
 	case EventNode:
 		return tableNode
+	case EventLease:
+		return tableLease
+	case EventTenant:
+		return tableTenant
 	case "image":
 		return tableImage
 	}
 	return tableMeta
 }
 
-// Fit says why a host cannot take a VM of the size by committed rows alone; empty when it can. A backend that is
-// named must be there; a macOS guest needs a Mac with one of its two places free.
-func (v View) Fit(n *Node, guestOS, backend string, vcpus int, memoryMiB int64) string {
+// Need is one VM that wants a host.
+type Need struct {
+	Tenant    string
+	Leased    bool // only a host that the tenant leases will do
+	GuestOS   string
+	Backend   string // one that is named must be there
+	VCPUs     int
+	MemoryMiB int64
+}
+
+// Fit says why a host cannot take the need by committed rows alone; empty when it can. A macOS guest needs a Mac
+// with one of its two places free. A leased host is its tenant's alone, from the lease's creation until the scrub
+// of that lease is confirmed.
+func (v View) Fit(n *Node, need Need) string {
 	use := v.Use(n.Name)
 	overcommit := max(n.CPUOvercommit, 1)
-	weight := vcpus
-	if guestOS == api.GuestMacOS {
+	weight := need.VCPUs
+	if need.GuestOS == api.GuestMacOS {
 		weight *= overcommit
 	}
 	switch {
@@ -387,18 +446,52 @@ func (v View) Fit(n *Node, guestOS, backend string, vcpus int, memoryMiB int64) 
 		return api.WhyCordoned
 	case n.State != api.NodeHealthy:
 		return api.WhyUnhealthy
-	case guestOS == api.GuestMacOS && !n.Mac:
+	}
+	if why := v.held(n, need); why != "" {
+		return why
+	}
+	switch {
+	case need.GuestOS == api.GuestMacOS && !n.Mac:
 		return api.WhyBackend
-	case !hasBackend(n, backend):
+	case !hasBackend(n, need.Backend):
 		return api.WhyBackend
-	case guestOS == api.GuestMacOS && use.MacOS >= api.MacOSPerHost:
+	case need.GuestOS == api.GuestMacOS && use.MacOS >= api.MacOSPerHost:
 		return api.WhyMacOSLimit
 	case use.VCPUs+weight > n.VCPUsTotal*overcommit:
 		return api.WhyCPU
-	case use.MemoryMiB+memoryMiB > n.MemoryMiBTotal:
+	case use.MemoryMiB+need.MemoryMiB > n.MemoryMiBTotal:
 		return api.WhyMemory
 	}
 	return ""
+}
+
+// held says why a host's lease, or the lack of one, keeps the need away.
+func (v View) held(n *Node, need Need) string {
+	if n.Lease == "" {
+		if need.Leased {
+			return api.WhyLeased
+		}
+		return ""
+	}
+	l := v.Lease(n.Lease)
+	switch {
+	case l == nil:
+		return api.WhyLeased
+	case l.State == api.LeaseScrubbing || l.State == api.LeaseScrubFailed:
+		return api.WhyScrub
+	case l.State == api.LeaseActive && l.Tenant == need.Tenant && need.Tenant != "":
+		return ""
+	}
+	return api.WhyLeased
+}
+
+// Leases says whether the tenant has the host, and may use it now.
+func (v View) Leases(tenant string, n *Node) bool {
+	if tenant == "" || n == nil || n.Lease == "" {
+		return false
+	}
+	l := v.Lease(n.Lease)
+	return l != nil && l.Tenant == tenant && l.State == api.LeaseActive
 }
 
 func hasBackend(n *Node, backend string) bool {

@@ -12,6 +12,7 @@ import (
 func (t *tx) putVM(old, row *VM) {
 	t.use(old, -1)
 	t.use(row, +1)
+	t.account(old, row)
 	switch {
 	case row == nil:
 		t.remove(tableVM, old)
@@ -144,15 +145,31 @@ func (t *tx) patchVM(c PatchVM) (any, error) {
 		}
 	}
 	if c.Patch.TTLSeconds.Set {
-		row.ExpiresAt = 0
-		if !c.Patch.TTLSeconds.Null {
-			row.ExpiresAt = t.now + api.Time(c.Patch.TTLSeconds.V*1000)
+		if err := t.setTTL(&row, c.Patch.TTLSeconds); err != nil {
+			return nil, err
 		}
 	}
 	row.Order = t.index
 	t.putVM(have, &row)
 	t.log(t.env.Actor, "PATCH /fleet/vms/{id}", row.Name, row.Tenant, "ok", "vm_id", row.ID)
 	return &row, nil
+}
+
+// setTTL gives a VM another time to live, within what its tenant may.
+func (t *tx) setTTL(row *VM, ttl api.Optional[int64]) error {
+	row.ExpiresAt = 0
+	if ttl.Null {
+		if o := t.Tenant(row.Tenant); o != nil && o.MaxTTL != nil {
+			return api.Errorf(api.CodePolicyDenied, "tenant %s may not keep a VM without limit; give a ttl_seconds of at most %d", row.Tenant, *o.MaxTTL)
+		}
+		return nil
+	}
+	seconds, err := t.ttlFor(row.Tenant, ttl.V)
+	if err != nil {
+		return err
+	}
+	row.ExpiresAt = t.now + api.Time(seconds*1000)
+	return nil
 }
 
 func nameTaken(name string) *api.Error {
@@ -259,6 +276,8 @@ func (t *tx) handedOver(v *VM, ms int64) {
 // ended removes a VM that its node no longer has. One that is being handed over stays: its node will say that it
 // cannot, and its launch goes on as a new VM rather than end unseen.
 func (t *tx) ended(v *VM, r *VMReport) {
+	t.endedAt = t.now - api.Time(max(r.EndedMS, 0))
+	defer func() { t.endedAt = 0 }()
 	if v.HandOver {
 		return
 	}

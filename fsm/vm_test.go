@@ -12,6 +12,7 @@ func TestNameIsUniquePerTenantAndFreeOnceItsVMIsDeleted(t *testing.T) {
 	f := newFleet(t)
 	f.node("n1")
 	f.image("img")
+	f.tenant("acme")
 	l := Launch{Name: "build", Image: "img"}
 	f.launched("a", "", l, "n1")
 	f.refused(api.CodeNameTaken, "", KindLaunchVM, LaunchVM{ID: "b", Launch: l, Candidates: []string{"n1"}})
@@ -268,7 +269,7 @@ func TestFitNamesWhyAHostCannotTakeAVM(t *testing.T) {
 		{node: draining, want: api.WhyCordoned},
 		{node: suspect, want: api.WhyUnhealthy},
 	} {
-		if got := f.view().Fit(&c.node, c.guest, c.backend, c.vcpus, c.memory); got != c.want {
+		if got := f.view().Fit(&c.node, Need{GuestOS: c.guest, Backend: c.backend, VCPUs: c.vcpus, MemoryMiB: c.memory}); got != c.want {
 			t.Errorf("%+v: got %q, want %q", c, got, c.want)
 		}
 	}

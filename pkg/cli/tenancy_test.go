@@ -379,6 +379,7 @@ func TestLeaseWithoutAFreeNodeEndsWithUnavailable(t *testing.T) {
 func TestLedgerIsExportedAsTheAPIWritesIt(t *testing.T) {
 	next := "c1"
 	f := newFake(t, answers{"GET /fleet/ledger": func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set(api.HeaderIndex, "7")
 		if r.URL.Query().Get("cursor") == "" {
 			writeJSON(w, http.StatusOK, api.List[api.LedgerRow]{Items: []api.LedgerRow{vmRow()}, NextCursor: &next})
 			return
@@ -430,7 +431,7 @@ func TestPricesReadFromAFileArePutWhole(t *testing.T) {
 
 func TestEmptyTenancySaysHowToBegin(t *testing.T) {
 	f := newFake(t, answers{"GET /fleet/tenants": page[api.Tenant](), "GET /fleet/leases": page[api.Lease](), "GET /fleet/tenants/{name}/keys": page[api.Key](),
-		"GET /fleet/ledger": page[api.LedgerRow](), "GET /fleet/prices": api.Prices{Currency: "EUR"}, "GET /fleet/activity": page[api.Activity]()})
+		"GET /fleet/ledger": page[api.LedgerRow](), "GET /fleet/prices": api.Prices{Currency: "EUR", VM: []api.VMPrice{}, Lease: []api.LeasePrice{}, Pool: []api.VMPrice{}}, "GET /fleet/activity": page[api.Activity]()})
 	for line, want := range map[string]string{
 		"fleet tenants": "tenant-create", "fleet leases": "fleet lease --tenant", "fleet keys acme": "key-create acme", "fleet ledger": "Nothing was billed.",
 		"fleet prices": "--file", "fleet activity": "yet", "fleet activity --actor x": "of that kind",
