@@ -54,6 +54,7 @@ type modelNode struct {
 	mute       bool                                                                      // answers orders but sends no beats
 	failBoots  bool                                                                      // machines fail instead of running
 	bootTakes  time.Duration                                                             // 0: bootTakes
+	keepGone   time.Duration                                                             // how long ended VMs are reported; 0: for ever
 	late       time.Duration                                                             // the next order arrives that late, after its sender has given up
 	scrub      func(ctx context.Context, nth int, lease string) (api.ScrubAnswer, error) // how scrubs go, from 1 on; nil: well
 	scrubs     []string                                                                  // the leases they were asked for
@@ -194,6 +195,9 @@ func (n *modelNode) report() api.Register {
 		out.VMs = append(out.VMs, api.ReportedVM{ID: m.ID, Name: m.Name, State: m.State, Reason: m.Reason, GuestOS: m.GuestOS, VCPUs: m.VCPUs, MemoryMiB: m.MemoryMiB, IP: m.IP, Agent: m.Agent, Cluster: m.cluster})
 	}
 	for id, e := range n.gone {
+		if n.keepGone > 0 && time.Since(e.at) > n.keepGone {
+			continue
+		}
 		out.VMs = append(out.VMs, api.ReportedVM{ID: id, State: api.StateGone, Reason: e.why, VCPUs: 1, MemoryMiB: 1})
 	}
 	slices.SortFunc(out.VMs, func(a, b api.ReportedVM) int { return strings.Compare(a.ID, b.ID) })
@@ -508,6 +512,13 @@ func (n *modelNode) scrubAsWished(req *http.Request, body []byte) (resp *http.Re
 		return nil, true, err
 	}
 	return answered(req, status, out), true, nil
+}
+
+// asked is how often a scrub was asked for.
+func (n *modelNode) asked() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.scrubs)
 }
 
 // log copies the orders seen so far.

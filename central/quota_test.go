@@ -142,7 +142,10 @@ func TestQuotasHoldUnderFaults(t *testing.T) {
 			scenario(t, seed, func(t *testing.T, r *rig) {
 				r.ready("n1", "n2", "n3")
 				for _, n := range r.nodes {
-					n.with(func() { n.lag = func() time.Duration { return time.Duration(r.random(60)) * time.Millisecond } })
+					n.with(func() {
+						n.lag = func() time.Duration { return time.Duration(r.random(60)) * time.Millisecond }
+						n.keepGone = 30 * time.Second
+					})
 				}
 				limits := map[string]fsm.Tenant{"t1": quota(3, 100), "t2": quota(6, 5), "t3": quota(1, 2), "t4": quota(8, 9)}
 				var spenders []*spender

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/fluxvm/fluxvm/central/consensus"
+	"github.com/fluxvm/fluxvm/fsm"
 	"github.com/fluxvm/fluxvm/pkg/api"
 	"github.com/fluxvm/fluxvm/pkg/api/apitest"
 )
@@ -452,6 +453,21 @@ func (r *rig) ready(nodes ...string) {
 	}
 	r.registered()
 	r.image("tiny")
+}
+
+// skip makes the fleet's own time pass at once, as an outage would. Nodes and timers know nothing of it.
+func (r *rig) skip(d time.Duration) {
+	r.t.Helper()
+	m := r.member(r.leader())
+	raw, err := fsm.Encode(fsm.Envelope{Kind: fsm.KindTick, Now: m.clock.now().Add(d), Term: m.log.Term(), Actor: actorCentral}, fsm.Tick{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if _, _, err := m.log.Propose(ctx, raw); err != nil {
+		r.t.Fatal(err)
+	}
 }
 
 // wait lets virtual time pass.

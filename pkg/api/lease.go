@@ -53,7 +53,7 @@ const (
 
 // LeaseRequest is the body of POST /fleet/leases: Node, or NodeSelector with Count; Duration or EndsAt.
 type LeaseRequest struct {
-	Tenant       string            `json:"tenant"`
+	Tenant       string            `json:"tenant,omitempty"` // a tenant's key leaves it out
 	Node         string            `json:"node,omitempty"`
 	NodeSelector map[string]string `json:"node_selector,omitempty"`
 	Count        int               `json:"count,omitempty"`
