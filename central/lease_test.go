@@ -84,7 +84,7 @@ func (r *rig) afterTheEnd(replica, lease string) (out []string) {
 func TestALeasesEndRacesClaimsOnItsHost(t *testing.T) {
 	claimed, cold := 0, 0
 	for seed := range uint64(12) {
-		scenario(t, seed, func(r *rig) {
+		scenario(t, seed, func(t *testing.T, r *rig) {
 			r.ready("n1", "n2")
 			r.node("n1").with(func() {
 				r.node("n1").lag = func() time.Duration { return time.Duration(r.random(30)) * time.Millisecond }
@@ -152,7 +152,7 @@ func TestOnlyAHostsWordAboutThisScrubFreesIt(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			scenario(t, 1, func(r *rig) {
+			scenario(t, 1, func(t *testing.T, r *rig) {
 				r.ready("n1", "n2")
 				token := r.tenant("acme", nil)
 				l := r.lease("acme", "n1", "2h")
@@ -215,7 +215,7 @@ func TestOnlyAHostsWordAboutThisScrubFreesIt(t *testing.T) {
 // Of a lease of two hosts both scrubs take too long. The answers come when the operator has had one of them repeated: they
 // are about orders that are no longer under way.
 func TestAScrubThatTakesTooLongHasFailedAndItsLateAnswerFreesNothing(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2")
 		token := r.tenant("acme", nil)
 		l := into[api.Lease](t, r.must(token, "POST", "/fleet/leases", body{"node_selector": body{}, "count": 2, "duration": "24h"}))
@@ -272,7 +272,7 @@ func TestAScrubThatTakesTooLongHasFailedAndItsLateAnswerFreesNothing(t *testing.
 func TestTheNextLeaderGoesOnWithALeaseWhereverItIs(t *testing.T) {
 	for _, at := range []api.LeaseState{api.LeasePending, api.LeaseActive, api.LeaseEnding, api.LeaseScrubbing} {
 		t.Run(string(at), func(t *testing.T) {
-			scenario(t, 1, func(r *rig) {
+			scenario(t, 1, func(t *testing.T, r *rig) {
 				r.ready("n1", "n2")
 				token := r.tenant("acme", nil)
 				n1, open := r.node("n1"), make(chan struct{})
@@ -343,7 +343,7 @@ func TestTheNextLeaderGoesOnWithALeaseWhereverItIs(t *testing.T) {
 }
 
 func TestAMacsLeaseEndsEarlyAsAWish(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.addNode("mac", func(n *modelNode) { n.facts.Apple = &api.AppleHost{Chip: "m4", MacOSLimit: api.MacOSPerHost} })
 		r.registered()
 		r.image("tiny")
@@ -380,7 +380,7 @@ func TestAMacsLeaseEndsEarlyAsAWish(t *testing.T) {
 }
 
 func TestALeaseIsGivenAtOnceOrRefused(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		for _, n := range []string{"a1", "a2", "b1"} {
 			r.addNode(n, func(m *modelNode) { m.facts.Labels["row"] = n[:1] })
 		}
@@ -441,7 +441,7 @@ func TestALeaseIsGivenAtOnceOrRefused(t *testing.T) {
 }
 
 func TestALeaseRenewsItselfUntilItMayNot(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1")
 		token := r.tenant("acme", nil)
 		l := into[api.Lease](t, r.must(token, "POST", "/fleet/leases", body{"node": "n1", "duration": "30s", "auto_renew": true}))

@@ -193,7 +193,7 @@ func TestTenancyFlagsBecomeTheBodiesOfTheContract(t *testing.T) {
 		"fleet lease --tenant acme --node studio-1 --for 1d12h":                                                     `{"tenant":"acme","node":"studio-1","duration":"36h"}`,
 		"fleet lease --tenant acme --node-selector chip=m4 --count 2 --for 2w --auto-renew --drain":                 `{"tenant":"acme","node_selector":{"chip":"m4"},"count":2,"duration":"14d","auto_renew":true,"drain":true}`,
 		"fleet lease --tenant acme --node studio-1 --until '2026-03-08 12:00'":                                      `{"tenant":"acme","node":"studio-1","ends_at":"2026-03-08T12:00:00.000Z"}`,
-		"fleet lease --node studio-1 --for 90s":                                                                     `{"tenant":"","node":"studio-1","duration":"90s"}`,
+		"fleet lease --node studio-1 --for 90s":                                                                     `{"node":"studio-1","duration":"90s"}`,
 		"fleet lease-set l-1 --until 2026-04-01T00:00:00+02:00":                                                     `{"ends_at":"2026-03-31T22:00:00.000Z"}`,
 		"fleet lease-set l-1 --extend 1d":                                                                           `{"ends_at":"2026-03-02T11:00:00.000Z"}`,
 		"fleet lease-set l-1 --auto-renew":                                                                          `{"auto_renew":true}`,
