@@ -270,6 +270,7 @@ func TestASilentNodeIsSuspectThenUnreachableThenBackWithItsInventory(t *testing.
 			t.Errorf("%s within the new leader's first five minutes", got)
 		}
 		r.eventually("unreachable", time.Minute, func() bool { return state() == api.NodeUnreachable })
+		r.wait(10 * time.Second) // its last list says that they run, and that is no news
 		for _, v := range r.vms() {
 			if v.State != api.StateUnknown {
 				t.Errorf("VM %s is %s, want unknown", v.Name, v.State)

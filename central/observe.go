@@ -18,6 +18,9 @@ func observe(view fsm.View, node string, b *beat, now time.Time) (news []fsm.VMR
 	if b == nil || b.vms == nil {
 		return nil, nil
 	}
+	if n := view.Node(node); n != nil && (n.State == api.NodeUnreachable || n.State == api.NodeLost) {
+		return nil, nil // what it said before its silence is no news, and once it is back it is healthy first
+	}
 	for row := range view.VMsOn(node) {
 		vm := b.vms[row.ID]
 		if vm == nil {

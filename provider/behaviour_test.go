@@ -209,9 +209,15 @@ func TestEveryAttributeIsDescribed(t *testing.T) {
 	if len(s.Diagnostics) > 0 {
 		t.Fatalf("the schema is not valid: %v", s.Diagnostics[0])
 	}
-	for kind, schemas := range map[string]map[string]*tfprotov6.Schema{"resource": s.ResourceSchemas, "data source": s.DataSourceSchemas, "provider": {"": s.Provider}} {
+	for kind, schemas := range map[string]map[string]*tfprotov6.Schema{"resource": s.ResourceSchemas, "data source": s.DataSourceSchemas, "ephemeral": s.EphemeralResourceSchemas, "provider": {"": s.Provider}} {
 		for name, one := range schemas {
+			attributes := one.Block.Attributes
 			for _, a := range one.Block.Attributes {
+				if a.NestedType != nil && a.Name != "timeouts" {
+					attributes = append(attributes, a.NestedType.Attributes...)
+				}
+			}
+			for _, a := range attributes {
 				if a.Description == "" && !slices.Contains([]string{"timeouts"}, a.Name) {
 					t.Errorf("%s %s: %s has no description", kind, name, a.Name)
 				}

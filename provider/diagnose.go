@@ -14,14 +14,30 @@ import (
 	"github.com/fluxvm/fluxvm/pkg/api"
 )
 
+// ownNames are attributes that the API calls otherwise: Terraform keeps count for itself.
+var ownNames = map[string]string{"nodeSelector": "node_selector", "count": "node_count", "expires_in_secs": "expires_in"}
+
+// attributePath reads quota.max_vms as the attribute max_vms of quota.
+func attributePath(field string) path.Path {
+	parts := strings.Split(field, ".")
+	at := path.Root(parts[0])
+	for _, name := range parts[1:] {
+		at = at.AtName(name)
+	}
+	return at
+}
+
 // addError turns a failure into a diagnostic, at the attribute that it names where attributes has it.
 func addError(diags *diag.Diagnostics, summary string, err error, attributes ...string) {
 	text := explain(err)
 	var e *api.Error
 	if errors.As(err, &e) {
-		field := strings.ReplaceAll(e.Field, "nodeSelector", "node_selector")
+		field := e.Field
+		if own, ok := ownNames[field]; ok {
+			field = own
+		}
 		if slices.Contains(attributes, field) {
-			diags.AddAttributeError(path.Root(field), summary, text)
+			diags.AddAttributeError(attributePath(field), summary, text)
 			return
 		}
 	}
@@ -98,10 +114,10 @@ func reasonText(why string) string {
 	return why
 }
 
-// addTaken says that the name is in use and how to take the object over.
-func addTaken(diags *diag.Diagnostics, resourceType, name string, err error) {
+// addTaken says that the name is in use and how to take the object over, by its import id.
+func addTaken(diags *diag.Diagnostics, resourceType, id string, err error) {
 	diags.AddAttributeError(path.Root("name"), "The name is taken",
-		explain(err)+fmt.Sprintf("\nTo manage what has the name, run (with your resource's own label)\n\n  terraform import %s.LABEL %s\n\nor choose another name.", resourceType, name))
+		explain(err)+fmt.Sprintf("\nTo manage what has the name, run (with your resource's own label)\n\n  terraform import %s.LABEL %s\n\nor choose another name.", resourceType, id))
 }
 
 // addGone says why an object leaves the state.

@@ -1,5 +1,6 @@
-// Package provider is Terraform's view of a FluxVM fleet: images, warm pools and virtual machines as resources,
-// what changes by itself as data sources.
+// Package provider is Terraform's view of a FluxVM fleet: images, warm pools, virtual machines, tenants with
+// their keys, leases and the policy as resources, what changes by itself as data sources, and the key of one run as an
+// ephemeral resource.
 //
 // It owns how plans read: what is replaced, what changes in place, what counts as drift, how long an apply waits
 // and what a failure says. Every create carries one idempotency key over its tries, an object's identity is saved

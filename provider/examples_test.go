@@ -39,14 +39,17 @@ func quickstart(t *testing.T, f fleet) {
 	})
 }
 
-func TestResourceExamplesPlan(t *testing.T) {
+func TestExamplesPlan(t *testing.T) {
 	f := fakeOne(t)
 	var all []string
-	for _, kind := range []string{"fluxvm_image", "fluxvm_pool", "fluxvm_vm"} {
+	for _, kind := range []string{"fluxvm_image", "fluxvm_lease", "fluxvm_policy", "fluxvm_pool", "fluxvm_tenant", "fluxvm_tenant_key", "fluxvm_vm"} {
 		all = append(all, example(t, "resources/"+kind+"/resource.tf"))
 		if raw, err := os.ReadFile("../examples/resources/" + kind + "/import.sh"); err != nil || !strings.Contains(string(raw), "terraform import "+kind+".") {
 			t.Errorf("import.sh of %s does not import it (%v)", kind, err)
 		}
+	}
+	for _, kind := range []string{"fluxvm_leases", "fluxvm_usage"} {
+		all = append(all, example(t, "data-sources/"+kind+"/data-source.tf"))
 	}
 	f.run(t, resource.TestStep{Config: f.config(all...), PlanOnly: true, ExpectNonEmptyPlan: true})
 }

@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"cmp"
 	"encoding/json"
 	"io"
 	"maps"
@@ -27,6 +28,7 @@ type fakeFleet struct {
 	images   map[string]api.Image
 	pools    map[string]*fakePool
 	vms      map[string]*fakeVM
+	tenancy  fakeTenancy
 	answers  map[string]fakeAnswer // by idempotency key
 	lose     int                   // answers to drop after the work is done
 	requests []string              // method, path and body of what changed something
@@ -53,7 +55,7 @@ type fakeAnswer struct {
 }
 
 func newFakeFleet(t *testing.T) (*fakeFleet, string) {
-	f := &fakeFleet{images: map[string]api.Image{}, pools: map[string]*fakePool{}, vms: map[string]*fakeVM{},
+	f := &fakeFleet{images: map[string]api.Image{}, pools: map[string]*fakePool{}, vms: map[string]*fakeVM{}, tenancy: newFakeTenancy(),
 		answers: map[string]fakeAnswer{}, bodies: map[string]string{}}
 	s := httptest.NewServer(f)
 	t.Cleanup(s.Close)
@@ -97,7 +99,9 @@ func (f *fakeFleet) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (f *fakeFleet) answer(r *http.Request, raw []byte) (int, []byte) {
-	if r.Header.Get("Authorization") != "Bearer fvx_fake" {
+	token := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+	caller, ok := f.tenancy.callers[token]
+	if f.tenancy.caller = caller; !ok && token != "fvx_fake" {
 		return problemOf(api.Errorf(api.CodeUnauthenticated, "a token is needed"))
 	}
 	key := r.Header.Get(api.HeaderIdempotencyKey)
@@ -108,6 +112,9 @@ func (f *fakeFleet) answer(r *http.Request, raw []byte) (int, []byte) {
 		if was, ok := f.answers[key]; ok {
 			if f.bodies[key] != string(raw) {
 				return problemOf(api.Errorf(api.CodeKeyReused, "the key had another body"))
+			}
+			if strings.HasSuffix(r.URL.Path, "/keys") {
+				return problemOf(api.Errorf(api.CodeConflict, "a key was made under this Idempotency-Key, and its secret is shown only once"))
 			}
 			return was.status, was.body
 		}
@@ -158,12 +165,20 @@ func (f *fakeFleet) route(r *http.Request, raw []byte) (int, any, error) {
 		return f.createPool(raw)
 	case "POST vms":
 		return f.launch(raw)
+	case "GET vms":
+		if name == "" {
+			return 200, f.listVMs(r.URL.Query()), nil
+		}
+		return f.onVM(r.Method, name, raw)
 	case "GET images", "PATCH images", "DELETE images":
 		return f.onImage(r.Method, name, raw)
 	case "GET pools", "PATCH pools", "DELETE pools":
 		return f.onPool(r.Method, name, raw)
-	case "GET vms", "PATCH vms", "DELETE vms":
+	case "PATCH vms", "DELETE vms":
 		return f.onVM(r.Method, name, raw)
+	}
+	if status, out, err, ok := f.routeTenancy(r, parts, raw); ok {
+		return status, out, err
 	}
 	return 0, nil, api.Errorf(api.CodeNotFound, "no route %s %s", r.Method, r.URL.Path)
 }
@@ -237,7 +252,10 @@ func (f *fakeFleet) createPool(raw []byte) (int, any, error) {
 	if _, ok := f.pools[q.Name]; ok {
 		return 0, nil, api.Errorf(api.CodeNameTaken, "pool %q exists; choose another name", q.Name)
 	}
-	p := &fakePool{Pool: api.Pool{Name: q.Name, Owner: "operator", Image: q.Image, GuestOS: image.GuestOS, MinReady: 1, Nodes: q.Nodes,
+	if err := f.tenancy.known(q.Tenant); err != nil {
+		return 0, nil, err
+	}
+	p := &fakePool{Pool: api.Pool{Name: q.Name, Owner: ownerOf(q.Tenant), Tenant: orNil(q.Tenant), Image: q.Image, GuestOS: image.GuestOS, MinReady: 1, Nodes: q.Nodes,
 		NodeSelector: q.NodeSelector, Readiness: q.Readiness, CreatedAt: api.TimeOf(time.Now()), Version: f.version(),
 		Size: api.Size{VCPUs: q.VCPUs, MemoryMiB: q.MemoryMiB, DiskSizeGiB: q.DiskSizeGiB}}}
 	if p.Size.VCPUs == 0 {
@@ -275,7 +293,11 @@ func (f *fakeFleet) onPool(method, name string, raw []byte) (int, any, error) {
 	case http.MethodDelete:
 		delete(f.pools, name)
 		for id, vm := range f.vms {
-			if vm.spare && vm.Pool == name {
+			switch {
+			case !vm.spare || vm.Pool != name:
+			case vm.Tenant != nil: // counts for its tenant until its host has confirmed the end
+				vm.spare, vm.State, vm.goneFor = false, api.StateDeleting, time.Now().Add(400*time.Millisecond)
+			default:
 				delete(f.vms, id)
 			}
 		}
@@ -333,6 +355,7 @@ func fakeHostMatches(selector map[string]string, nodes []string) bool {
 // pass boots, fills, trims and expires.
 func (f *fakeFleet) pass() {
 	now := time.Now()
+	f.passLeases(now)
 	for id, vm := range f.vms {
 		up := now.Sub(vm.bornAt) >= time.Duration(vm.bootMS)*time.Millisecond
 		switch {
@@ -360,7 +383,7 @@ func (f *fakeFleet) pass() {
 		}
 		for n := len(spares); n < p.MinReady && fakeHostMatches(p.NodeSelector, p.Nodes); n++ {
 			vm := f.boot(p.Image, p.Size)
-			vm.Name, vm.Pool, vm.spare = "warm-"+p.Name+"-"+vm.ID[:8], p.Name, true
+			vm.Name, vm.Pool, vm.spare, vm.Tenant = "warm-"+p.Name+"-"+vm.ID[:8], p.Name, true, p.Tenant
 		}
 	}
 }
@@ -394,8 +417,12 @@ func (f *fakeFleet) launch(raw []byte) (int, any, error) {
 	if err := q.Check(); err != nil {
 		return 0, nil, err
 	}
+	q.Tenant = cmp.Or(q.Tenant, f.tenancy.caller)
+	if err := f.mayLaunch(q.Tenant); err != nil {
+		return 0, nil, err
+	}
 	for _, vm := range f.vms {
-		if q.Name != "" && vm.Name == q.Name && vm.State != api.StateDeleting {
+		if q.Name != "" && vm.Name == q.Name && ownerOf(q.Tenant) == vm.owner() && vm.State != api.StateDeleting {
 			return 0, nil, api.Errorf(api.CodeNameTaken, "a VM has the name %q; choose another", q.Name)
 		}
 	}
@@ -440,7 +467,7 @@ func (f *fakeFleet) launch(raw []byte) (int, any, error) {
 	if q.Name != "" {
 		vm.Name = q.Name
 	}
-	vm.Labels = q.Labels
+	vm.Labels, vm.Tenant = q.Labels, orNil(q.Tenant)
 	if q.TTLSeconds > 0 {
 		start := vm.CreatedAt
 		if !vm.ClaimedAt.IsZero() {
@@ -455,7 +482,7 @@ func (f *fakeFleet) launch(raw []byte) (int, any, error) {
 func (f *fakeFleet) onVM(method, name string, raw []byte) (int, any, error) {
 	var vm *fakeVM
 	for _, v := range f.vms {
-		if v.ID == name || v.Name == name {
+		if v.ID == name || v.Name == name && v.Tenant == nil {
 			vm = v
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/hashicorp/terraform-plugin-framework/providerserver"
 	"github.com/hashicorp/terraform-plugin-go/tfprotov6"
+	"github.com/hashicorp/terraform-plugin-testing/echoprovider"
 	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
 	"github.com/hashicorp/terraform-plugin-testing/knownvalue"
 	"github.com/hashicorp/terraform-plugin-testing/plancheck"
@@ -20,6 +21,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-testing/terraform"
 	"github.com/hashicorp/terraform-plugin-testing/tfjsonpath"
 
+	"github.com/fluxvm/fluxvm/pkg/api"
 	"github.com/fluxvm/fluxvm/pkg/client"
 )
 
@@ -74,6 +76,8 @@ type fleet struct {
 	fake     *fakeFleet // nil on a real fleet
 	suffix   string     // makes names this test's own
 	image    string     // path of an image that boots soon
+	hosts    []string   // that are no Macs and that nobody leases
+	mac      string     // a Mac that nobody leases; empty where there is none
 }
 
 func needTerraform(t *testing.T) {
@@ -92,17 +96,35 @@ func fakeOne(t *testing.T) fleet {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return fleet{client: c, fake: fake, suffix: uuid.NewString()[:8], image: "sim:?boot_ms=20",
+	return fleet{client: c, fake: fake, suffix: uuid.NewString()[:8], image: "sim:?boot_ms=20", hosts: fakeHosts[:2], mac: fakeMac,
 		provider: fmt.Sprintf("provider \"fluxvm\" {\n  endpoint = %q\n  token    = \"fvx_fake\"\n}\n", url)}
 }
 
+// realOne is for scenarios that run beside each other.
 func realOne(t *testing.T) fleet {
+	t.Helper()
+	f := realFleet(t)
+	t.Parallel()
+	return f
+}
+
+// realAlone is for scenarios that lease hosts or change the policy: tests that are not parallel run before those that
+// are, so nobody else's VMs are there.
+func realAlone(t *testing.T) fleet {
+	t.Helper()
+	f := realFleet(t)
+	if len(f.hosts) < 2 {
+		t.Skipf("SKIPPED: needs two hosts that are no Macs and not leased, and there are %d; start them with fluxvm-agent dev --nodes 3 --macs 1", len(f.hosts))
+	}
+	return f
+}
+
+func realFleet(t *testing.T) fleet {
 	t.Helper()
 	if os.Getenv("TF_ACC") == "" || os.Getenv(client.EnvFleetURL) == "" {
 		t.Skipf("SKIPPED: needs TF_ACC=1 and a fleet in %s and %s; `make acceptance` starts one and sets them", client.EnvFleetURL, client.EnvToken)
 	}
 	needTerraform(t)
-	t.Parallel()
 	cfg, err := client.ConfigFromEnv()
 	if err != nil {
 		t.Fatal(err)
@@ -111,15 +133,31 @@ func realOne(t *testing.T) fleet {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return fleet{client: c, suffix: uuid.NewString()[:8], image: "sim:?boot_ms=50&agent_ms=50"}
+	f := fleet{client: c, suffix: uuid.NewString()[:8], image: "sim:?boot_ms=50&agent_ms=50"}
+	for node, err := range c.Nodes(t.Context(), client.Filter{}) {
+		switch {
+		case err != nil:
+			t.Fatal(err)
+		case node.Lease != nil:
+		case node.Apple != nil:
+			f.mac = node.Name
+		default:
+			f.hosts = append(f.hosts, node.Name)
+		}
+	}
+	return f
 }
 
 // name gives a name of this test's own.
 func (f fleet) name(base string) string { return "tf-" + base + "-" + f.suffix }
 
-// config joins the provider block with resources; NAME(x) in them becomes a name of this test's own.
+// config joins the provider block with resources; NAME(x) in them becomes a name of this test's own, HOST(0) and HOST(1)
+// hosts, and HOST(mac) a Mac.
 func (f fleet) config(parts ...string) string {
-	text := f.provider + strings.Join(parts, "\n")
+	text := f.provider + strings.ReplaceAll(strings.Join(parts, "\n"), "HOST(mac)", f.mac)
+	for i, host := range f.hosts {
+		text = strings.ReplaceAll(text, fmt.Sprintf("HOST(%d)", i), host)
+	}
 	return regexp.MustCompile(`NAME\(([a-z]+)\)`).ReplaceAllStringFunc(text, func(s string) string { return f.name(s[5 : len(s)-1]) })
 }
 
@@ -137,6 +175,8 @@ func (f fleet) run(t *testing.T, steps ...resource.TestStep) {
 	test := resource.TestCase{
 		ProtoV6ProviderFactories: map[string]func() (tfprotov6.ProviderServer, error){
 			"fluxvm": providerserver.NewProtocol6WithError(New("test")()),
+			"acme":   providerserver.NewProtocol6WithError(New("test")()),
+			"echo":   echoprovider.NewProviderServer(),
 		},
 		CheckDestroy: f.checkDestroyed,
 		Steps:        steps,
@@ -160,6 +200,14 @@ func (f fleet) checkDestroyed(s *terraform.State) error {
 			_, err = f.client.Pool(ctx, r.Primary.Attributes["name"])
 		case "fluxvm_vm":
 			_, err = f.client.VM(ctx, r.Primary.Attributes["id"])
+		case "fluxvm_tenant":
+			_, err = f.client.Tenant(ctx, r.Primary.Attributes["name"])
+		case "fluxvm_tenant_key":
+			_, err = client.All(f.client.TenantKeys(ctx, r.Primary.Attributes["tenant"])) // they go with the tenant
+		case "fluxvm_lease":
+			err = f.checkEnded(ctx, r.Primary.Attributes["id"])
+		case "fluxvm_policy":
+			err = f.checkDefaults(ctx)
 		default:
 			continue
 		}
@@ -168,6 +216,25 @@ func (f fleet) checkDestroyed(s *terraform.State) error {
 		}
 	}
 	return nil
+}
+
+var errGone = api.Errorf(api.CodeNotFound, "it is gone, as it should be")
+
+// checkEnded takes a lease for gone that has ended, or whose end is asked for and only held by its minimum term.
+func (f fleet) checkEnded(ctx context.Context, id string) error {
+	lease, err := f.client.Lease(ctx, id)
+	if err == nil && (lease.State == api.LeaseEnded || lease.State == api.LeaseActive && lease.Reason != "") {
+		return errGone
+	}
+	return err
+}
+
+func (f fleet) checkDefaults(ctx context.Context) error {
+	policy, err := f.client.Policy(ctx)
+	if policy.Version = 0; err == nil && policy == api.DefaultPolicy() {
+		return errGone
+	}
+	return err
 }
 
 // eventually polls until ok.

@@ -10,6 +10,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework-validators/stringvalidator"
 	"github.com/hashicorp/terraform-plugin-framework/datasource"
 	"github.com/hashicorp/terraform-plugin-framework/diag"
+	"github.com/hashicorp/terraform-plugin-framework/ephemeral"
 	"github.com/hashicorp/terraform-plugin-framework/path"
 	"github.com/hashicorp/terraform-plugin-framework/provider"
 	"github.com/hashicorp/terraform-plugin-framework/provider/schema"
@@ -26,6 +27,8 @@ const callTimeout = 2 * time.Minute
 
 // envTenant names the tenant that an operator acts for.
 const envTenant = "FLUXVM_TENANT"
+
+var _ provider.ProviderWithEphemeralResources = (*fluxvmProvider)(nil)
 
 // New gives the provider; version is told to the fleet with each request.
 func New(version string) func() provider.Provider {
@@ -49,7 +52,7 @@ func (p *fluxvmProvider) Metadata(_ context.Context, _ provider.MetadataRequest,
 
 func (p *fluxvmProvider) Schema(_ context.Context, _ provider.SchemaRequest, resp *provider.SchemaResponse) {
 	resp.Schema = schema.Schema{
-		MarkdownDescription: "Virtual machines and warm pools of a FluxVM fleet.",
+		MarkdownDescription: "Virtual machines, warm pools, tenants and leases of a FluxVM fleet.",
 		Attributes: map[string]schema.Attribute{
 			"endpoint": schema.StringAttribute{
 				Optional: true,
@@ -127,7 +130,7 @@ func (p *fluxvmProvider) Configure(ctx context.Context, req provider.ConfigureRe
 		resp.Diagnostics.AddError("The provider's settings do not work", err.Error())
 		return
 	}
-	resp.ResourceData, resp.DataSourceData = c, c
+	resp.ResourceData, resp.DataSourceData, resp.EphemeralResourceData = c, c, c
 }
 
 func refuseUnknown(diags *diag.Diagnostics, name string, unknown bool) {
@@ -139,11 +142,17 @@ func refuseUnknown(diags *diag.Diagnostics, name string, unknown bool) {
 }
 
 func (p *fluxvmProvider) Resources(context.Context) []func() resource.Resource {
-	return []func() resource.Resource{newImageResource, newPoolResource, newVMResource}
+	return []func() resource.Resource{
+		newImageResource, newLeaseResource, newPolicyResource, newPoolResource, newTenantResource, newTenantKeyResource, newVMResource,
+	}
+}
+
+func (p *fluxvmProvider) EphemeralResources(context.Context) []func() ephemeral.EphemeralResource {
+	return []func() ephemeral.EphemeralResource{newTenantKeyEphemeral}
 }
 
 func (p *fluxvmProvider) DataSources(context.Context) []func() datasource.DataSource {
-	return []func() datasource.DataSource{newPoolData, newClusterData}
+	return []func() datasource.DataSource{newClusterData, newLeasesData, newPoolData, newUsageData}
 }
 
 // clientOf takes the configured client from what Terraform passes on; nil while it only validates.

@@ -40,6 +40,7 @@ type poolResource struct{ client *client.Client }
 
 type poolModel struct {
 	Name         types.String   `tfsdk:"name"`
+	Tenant       types.String   `tfsdk:"tenant"`
 	Image        types.String   `tfsdk:"image"`
 	VCPUs        types.Int64    `tfsdk:"vcpus"`
 	MemoryMiB    types.Int64    `tfsdk:"memory_mib"`
@@ -57,7 +58,7 @@ type poolModel struct {
 }
 
 // poolFields are where a refusal may point.
-var poolFields = [...]string{"name", "image", "vcpus", "memory_mib", "disk_size_gib", "min_ready", "max_total", "node_selector", "nodes", "readiness"}
+var poolFields = [...]string{"name", "tenant", "image", "vcpus", "memory_mib", "disk_size_gib", "min_ready", "max_total", "node_selector", "nodes", "readiness"}
 
 func (r *poolResource) Metadata(_ context.Context, _ resource.MetadataRequest, resp *resource.MetadataResponse) {
 	resp.TypeName = "fluxvm_pool"
@@ -97,6 +98,7 @@ func (r *poolResource) Schema(ctx context.Context, _ resource.SchemaRequest, res
 				Validators:          []validator.String{nameRule(api.MaxPoolName)},
 				PlanModifiers:       []planmodifier.String{stringplanmodifier.RequiresReplace()},
 			},
+			"tenant": fixedTenant("pool"),
 			"image": schema.StringAttribute{
 				Required:            true,
 				MarkdownDescription: "Name of a catalog image. Another image makes a new pool.",
@@ -181,6 +183,7 @@ func (r *poolResource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRe
 // take fills the model from the API's pool.
 func (m *poolModel) take(p api.Pool) {
 	m.Name = types.StringValue(p.Name)
+	m.Tenant = types.StringPointerValue(p.Tenant)
 	m.Image = types.StringValue(p.Image)
 	m.VCPUs = types.Int64Value(int64(p.Size.VCPUs))
 	m.MemoryMiB = types.Int64Value(p.Size.MemoryMiB)
@@ -204,7 +207,7 @@ func (r *poolResource) Create(ctx context.Context, req resource.CreateRequest, r
 	limit, diags := m.Timeouts.Create(ctx, createTimeout)
 	resp.Diagnostics.Append(diags...)
 	body := api.PoolRequest{
-		Name: m.Name.ValueString(), Image: m.Image.ValueString(), MinReady: intPointer(m.MinReady), MaxTotal: intPointer(m.MaxTotal),
+		Name: m.Name.ValueString(), Tenant: m.Tenant.ValueString(), Image: m.Image.ValueString(), MinReady: intPointer(m.MinReady), MaxTotal: intPointer(m.MaxTotal),
 		VCPUs: int(m.VCPUs.ValueInt64()), MemoryMiB: m.MemoryMiB.ValueInt64(), DiskSizeGiB: m.DiskSizeGiB.ValueInt64(),
 		NodeSelector: stringMap(ctx, m.NodeSelector, &resp.Diagnostics), Nodes: stringSet(ctx, m.Nodes, &resp.Diagnostics),
 		Readiness: m.Readiness.ValueString(),

@@ -45,6 +45,7 @@ type vmResource struct{ client *client.Client }
 type vmModel struct {
 	ID           types.String   `tfsdk:"id"`
 	Name         types.String   `tfsdk:"name"`
+	Tenant       types.String   `tfsdk:"tenant"`
 	Pool         types.String   `tfsdk:"pool"`
 	Image        types.String   `tfsdk:"image"`
 	VCPUs        types.Int64    `tfsdk:"vcpus"`
@@ -67,7 +68,7 @@ type vmModel struct {
 }
 
 // vmFields are where a refusal may point.
-var vmFields = [...]string{"name", "pool", "image", "vcpus", "memory_mib", "disk_size_gib", "node", "node_selector", "labels", "ttl_seconds"}
+var vmFields = [...]string{"name", "tenant", "pool", "image", "vcpus", "memory_mib", "disk_size_gib", "node", "node_selector", "labels", "ttl_seconds"}
 
 func (r *vmResource) Metadata(_ context.Context, _ resource.MetadataRequest, resp *resource.MetadataResponse) {
 	resp.TypeName = "fluxvm_vm"
@@ -75,7 +76,7 @@ func (r *vmResource) Metadata(_ context.Context, _ resource.MetadataRequest, res
 
 func (r *vmResource) IdentitySchema(_ context.Context, _ resource.IdentitySchemaRequest, resp *resource.IdentitySchemaResponse) {
 	resp.IdentitySchema = identityschema.Schema{Attributes: map[string]identityschema.Attribute{
-		"id": identityschema.StringAttribute{RequiredForImport: true, Description: "The VM's id, or at import its name."},
+		"id": identityschema.StringAttribute{RequiredForImport: true, Description: "The VM's id, or at import its name (TENANT/NAME for an operator)."},
 	}}
 }
 
@@ -87,6 +88,12 @@ func fixedChoice(text string, rule validator.String) schema.StringAttribute {
 		Validators:          []validator.String{rule},
 		PlanModifiers:       []planmodifier.String{stringplanmodifier.UseStateForUnknown(), stringplanmodifier.RequiresReplaceIfConfigured()},
 	}
+}
+
+// fixedTenant is whose a new object is.
+func fixedTenant(what string) schema.StringAttribute {
+	return fixedChoice(fmt.Sprintf("Whose %[1]s it is, for an operator that acts for a tenant. Otherwise the provider's tenant or the token's; null is the operator's own. "+
+		"Another tenant makes a new %[1]s.", what), nameRule(api.MaxPoolName))
 }
 
 func (r *vmResource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
@@ -101,7 +108,8 @@ func (r *vmResource) Schema(ctx context.Context, _ resource.SchemaRequest, resp 
 				Validators:          []validator.String{nameRule(api.MaxVMName)},
 				PlanModifiers:       []planmodifier.String{stringplanmodifier.UseStateForUnknown()},
 			},
-			"pool": fixedChoice("Warm pool to take it from; it gives image and size. Another pool makes a new VM.", nameRule(api.MaxPoolName)),
+			"tenant": fixedTenant("VM"),
+			"pool":   fixedChoice("Warm pool to take it from; it gives image and size. Another pool makes a new VM.", nameRule(api.MaxPoolName)),
 			"image": fixedChoice("Catalog image, by name or path. A pool of this image is used when the size matches. Another image makes a new VM.",
 				imagePathRule()),
 			"vcpus":         fixedSize("vCPUs", api.MaxVCPUs),
@@ -159,7 +167,43 @@ func (r *vmResource) Configure(_ context.Context, req resource.ConfigureRequest,
 	r.client = clientOf(req.ProviderData, &resp.Diagnostics)
 }
 
-// ImportState takes an id or a name.
+// vmImportID names a VM for an import. Names are a tenant's own, so an operator gives the tenant with it.
+func vmImportID(m vmModel) string {
+	if tenant := m.Tenant.ValueString(); tenant != "" {
+		return tenant + "/" + m.Name.ValueString()
+	}
+	return m.Name.ValueString()
+}
+
+// find gives the VM of an id, a name, or TENANT/NAME.
+func (r *vmResource) find(ctx context.Context, given string) (api.VM, error) {
+	vm, err := r.client.VM(ctx, given)
+	if !client.IsNotFound(err) {
+		return vm, err
+	}
+	tenant, name, ok := strings.Cut(given, "/")
+	if !ok {
+		tenant, name = "", given // of the tenant that the provider acts for, or of the only one with that name
+	}
+	var found []api.VM
+	for one, failed := range r.client.VMs(ctx, client.Filter{Tenant: tenant}) {
+		if failed != nil {
+			return vm, failed
+		}
+		if one.Name == name && !ended(one.State) {
+			found = append(found, one)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return vm, err
+	case 1:
+		return found[0], nil
+	}
+	return vm, api.Errorf(api.CodeConflict, "%d tenants have a VM of that name; import TENANT/%s, or the VM's id", len(found), name)
+}
+
+// ImportState takes an id, a name, or TENANT/NAME.
 func (r *vmResource) ImportState(ctx context.Context, req resource.ImportStateRequest, resp *resource.ImportStateResponse) {
 	resource.ImportStatePassthroughWithIdentity(ctx, path.Root("id"), path.Root("id"), req, resp)
 	var given types.String
@@ -167,7 +211,7 @@ func (r *vmResource) ImportState(ctx context.Context, req resource.ImportStateRe
 	if resp.Diagnostics.HasError() {
 		return
 	}
-	vm, err := r.client.VM(ctx, given.ValueString())
+	vm, err := r.find(ctx, given.ValueString())
 	if err != nil {
 		addError(&resp.Diagnostics, fmt.Sprintf("VM %q cannot be imported", given.ValueString()), err)
 		return
@@ -194,6 +238,7 @@ func (r *vmResource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequ
 func (m *vmModel) take(vm api.VM) {
 	m.ID = types.StringValue(vm.ID)
 	m.Name = types.StringValue(vm.Name)
+	m.Tenant = types.StringPointerValue(vm.Tenant)
 	if m.Pool.IsNull() || m.Pool.IsUnknown() {
 		m.Pool = textOrNull(vm.Pool)
 	}
@@ -244,7 +289,7 @@ func (r *vmResource) Create(ctx context.Context, req resource.CreateRequest, res
 	limit, diags := m.Timeouts.Create(ctx, createTimeout)
 	resp.Diagnostics.Append(diags...)
 	body := api.LaunchRequest{
-		Name: m.Name.ValueString(), Pool: m.Pool.ValueString(), Image: m.Image.ValueString(),
+		Name: m.Name.ValueString(), Tenant: m.Tenant.ValueString(), Pool: m.Pool.ValueString(), Image: m.Image.ValueString(),
 		VCPUs: int(m.VCPUs.ValueInt64()), MemoryMiB: m.MemoryMiB.ValueInt64(), DiskSizeGiB: m.DiskSizeGiB.ValueInt64(),
 		TTLSeconds: m.TTLSeconds.ValueInt64(), Node: m.Node.ValueString(),
 		NodeSelector: stringMap(ctx, m.NodeSelector, &resp.Diagnostics), Labels: stringMap(ctx, m.Labels, &resp.Diagnostics),
@@ -256,7 +301,7 @@ func (r *vmResource) Create(ctx context.Context, req resource.CreateRequest, res
 	defer cancel()
 	answer, _, err := r.client.Launch(within, body, client.LaunchOptions{Key: uuid.NewString()})
 	if isTaken(err) {
-		addTaken(&resp.Diagnostics, "fluxvm_vm", body.Name, err)
+		addTaken(&resp.Diagnostics, "fluxvm_vm", vmImportID(m), err)
 		return
 	}
 	if err != nil {
@@ -390,7 +435,7 @@ func (r *vmResource) Update(ctx context.Context, req resource.UpdateRequest, res
 	if changed {
 		vm, err := r.client.PatchVM(ctx, state.ID.ValueString(), patch)
 		if isTaken(err) {
-			addTaken(&resp.Diagnostics, "fluxvm_vm", plan.Name.ValueString(), err)
+			addTaken(&resp.Diagnostics, "fluxvm_vm", vmImportID(plan), err)
 			return
 		}
 		if err != nil {

@@ -75,7 +75,7 @@ func poolLife(t *testing.T, f fleet) {
 		step("  min_ready = 0\n  max_total = 0", update, is(thePool, "min_ready", num(0)), is(thePool, "max_total", num(0))),
 		step("  min_ready = 0", update, is(thePool, "min_ready", num(0)), is(thePool, "max_total", num(4))),
 		step("", update, is(thePool, "min_ready", num(1)), is(thePool, "max_total", num(5))),
-		step("  node_selector = { \"fluxvm.dev/dev-node\" = \"node-1\" }\n  nodes = [\"node-1\"]", update,
+		step("  node_selector = { \"fluxvm.dev/dev-node\" = \"HOST(0)\" }\n  nodes = [\"HOST(0)\"]", update,
 			is(thePool, "node_selector", knownvalue.MapSizeExact(1)), is(thePool, "nodes", knownvalue.SetSizeExact(1))),
 		step("  node_selector = {}\n  nodes = []", update, is(thePool, "node_selector", knownvalue.MapSizeExact(0))),
 		step("  wait_ready = false", update, is(thePool, "wait_ready", knownvalue.Bool(false)), is(thePool, "node_selector", none())),

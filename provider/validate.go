@@ -62,6 +62,12 @@ func nameRule(longest int) validator.String {
 	return textRule{"lower-case letters, digits and -", func(s string) error { return api.CheckName("name", s, longest) }}
 }
 
+func tenantNameRule() validator.String {
+	return textRule{"lower-case letters, digits and -", func(s string) error {
+		return (&api.TenantRequest{Name: s}).Check()
+	}}
+}
+
 func imageNameRule() validator.String {
 	return textRule{"letters, digits and . _ -", func(s string) error {
 		return (&api.ImageRequest{Name: s, Path: "any"}).Check()

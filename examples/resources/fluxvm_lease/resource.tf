@@ -1,0 +1,29 @@
+# One host, renewed every week.
+resource "fluxvm_lease" "build" {
+  tenant     = "acme"
+  node       = "studio-1"
+  duration   = "7d"
+  auto_renew = true
+}
+
+# Two more, whichever are free, up to the end of the year.
+resource "fluxvm_lease" "release" {
+  tenant        = "acme"
+  node_selector = { chip = "m4-max" }
+  node_count    = 2
+  ends_at       = "2026-12-31T23:00:00Z"
+  drain         = true
+
+  timeouts = {
+    create = "1h"
+  }
+}
+
+# What runs on a lease depends on it, so that it is destroyed first.
+resource "fluxvm_pool" "ios" {
+  name       = "ios-ci"
+  tenant     = "acme"
+  image      = "macos-27-xcode"
+  min_ready  = 2
+  depends_on = [fluxvm_lease.build]
+}

@@ -1,0 +1,1 @@
+terraform import fluxvm_policy.this policy

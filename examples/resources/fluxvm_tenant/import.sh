@@ -1,0 +1,1 @@
+terraform import fluxvm_tenant.acme acme
