@@ -44,7 +44,7 @@ func cost(row api.LedgerRow, until api.Time) int64 {
 func TestTheLedgerIsWhatRanOverSilenceAndFailover(t *testing.T) {
 	for _, dies := range []string{"while the node is silent", "when the node is back", "before it writes down what the node says"} {
 		t.Run(dies, func(t *testing.T) {
-			scenario(t, 1, func(r *rig) {
+			scenario(t, 1, func(t *testing.T, r *rig) {
 				r.ready("n1", "n2")
 				r.must(operatorToken, "PUT", "/fleet/prices", testPrices)
 				r.must(operatorToken, "PATCH", "/fleet/policy", body{"allow_shared_pool_claims": true})
@@ -134,7 +134,7 @@ func TestTheLedgerIsWhatRanOverSilenceAndFailover(t *testing.T) {
 
 // The node has already ended the VM when the order to delete it comes, and its list comes later.
 func TestADeletedVMIsBilledUntilItReallyEnded(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1")
 		token := r.tenant("acme", nil)
 		a := into[api.LaunchAnswer](t, r.must(token, "POST", "/fleet/vms", body{"image": "tiny", "name": "a"}))
@@ -209,7 +209,7 @@ func (r *rig) csvPages(token string, limit int) (records [][]string) {
 }
 
 func TestTheLedgersExportIsTheSameHoweverItIsRead(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		acme, globex := billing(r)
 		whole := everything[api.LedgerRow](r, operatorToken, "/fleet/ledger?limit=500")
 		if len(whole) < 30 {
@@ -334,7 +334,7 @@ func expected(rows []api.LedgerRow, from, to, now api.Time, by string) map[strin
 }
 
 func TestUsageSumsUpToTheLedger(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		acme, _ := billing(r)
 		rows := everything[api.LedgerRow](r, operatorToken, "/fleet/ledger?limit=500")
 		now := r.member(r.leader()).clock.now()
@@ -386,7 +386,7 @@ func TestUsageSumsUpToTheLedger(t *testing.T) {
 }
 
 func TestAnAdjustmentIsMadeOnceWithItsReason(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1")
 		token := r.tenant("acme", nil)
 		ask := body{"tenant": "acme", "amount_micros": -2_500_000, "reason": "a refund"}
@@ -416,7 +416,7 @@ func TestAnAdjustmentIsMadeOnceWithItsReason(t *testing.T) {
 }
 
 func TestRatesAreFrozenAtOpeningAndLeasedHostsAreFree(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2", "n3")
 		r.must(operatorToken, "PUT", "/fleet/prices", testPrices)
 		token := r.tenant("acme", nil)

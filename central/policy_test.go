@@ -12,7 +12,7 @@ import (
 )
 
 func TestSharedPoolsAreHiddenUnlessPolicyLetsTenantsUseThem(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2")
 		acme, poor := r.tenant("acme", nil), r.tenant("poor", body{"max_vms": 0})
 		made := into[api.Pool](t, r.must(operatorToken, "POST", "/fleet/pools", body{"name": "shared", "image": "tiny", "min_ready": 2}))
@@ -98,7 +98,7 @@ func TestSharedPoolsAreHiddenUnlessPolicyLetsTenantsUseThem(t *testing.T) {
 }
 
 func TestMacOSGuestsOfATenantRunOnItsLeasedMacs(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		for _, n := range []string{"mac1", "mac2"} {
 			r.addNode(n, func(m *modelNode) { m.facts.Apple = &api.AppleHost{Chip: "m4", MacOSLimit: api.MacOSPerHost} })
 		}
@@ -150,7 +150,7 @@ func TestMacOSGuestsOfATenantRunOnItsLeasedMacs(t *testing.T) {
 }
 
 func TestATenantsPoolLivesOnItsLeasedHostsWithinItsQuota(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2", "n3")
 		acme := r.tenant("acme", body{"max_vms": 3})
 		if got := r.as(acme, "POST", "/fleet/pools", body{"name": "own", "image": "tiny", "nodes": []string{"n2"}}); got.status != 400 || !strings.Contains(string(got.body), `"field":"nodes"`) {
@@ -208,7 +208,7 @@ func TestATenantsPoolLivesOnItsLeasedHostsWithinItsQuota(t *testing.T) {
 }
 
 func TestTTLsOfATenantAreHeldToItsLimits(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1")
 		token := r.tenant("acme", nil)
 		r.must(operatorToken, "PATCH", "/fleet/tenants/acme", body{"default_ttl_seconds": 600, "max_ttl_seconds": 3600})
@@ -239,7 +239,7 @@ func TestTTLsOfATenantAreHeldToItsLimits(t *testing.T) {
 }
 
 func TestATenantSeesItsOwnEventsAndActivity(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2", "n3")
 		acme, globex := r.tenant("acme", nil), r.tenant("globex", nil)
 		r.applied()
@@ -328,7 +328,7 @@ func TestATenantSeesItsOwnEventsAndActivity(t *testing.T) {
 
 // On a leased host a tenant sees the host itself, and only its own VMs.
 func TestATenantSeesTheHostsThatItLeases(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2")
 		acme := r.tenant("acme", nil)
 		r.launch(r.leader(), body{"name": "operators", "image": "tiny", "node": "n1"})

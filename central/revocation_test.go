@@ -12,7 +12,7 @@ import (
 )
 
 func TestARevokedKeyAuthorisesNothingAnywhere(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1")
 		r.tenant("acme", nil)
 		key := r.key("acme", api.RoleTenant, 0)
@@ -58,7 +58,7 @@ func (r *rig) askAs(token, replica, method, path string) <-chan reply {
 func TestNothingThatAKeyAuthorisedCommitsAfterItsRevocation(t *testing.T) {
 	through, refused := 0, 0
 	for seed := range uint64(5) {
-		scenario(t, seed, func(r *rig) {
+		scenario(t, seed, func(t *testing.T, r *rig) {
 			r.ready("n1", "n2")
 			r.tenant("acme", nil)
 			key := r.key("acme", api.RoleTenant, 0)
@@ -116,7 +116,7 @@ func TestNothingThatAKeyAuthorisedCommitsAfterItsRevocation(t *testing.T) {
 }
 
 func TestStreamsOfARevokedKeyEndWithinFiveSeconds(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1")
 		r.tenant("acme", nil)
 		for _, busy := range []bool{false, true} {
@@ -183,7 +183,7 @@ func TestStreamsOfARevokedKeyEndWithinFiveSeconds(t *testing.T) {
 }
 
 func TestAKeysLastUseIsWrittenDown(t *testing.T) {
-	scenario(t, 1, func(r *rig) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1")
 		r.tenant("acme", nil)
 		used, idle := r.key("acme", api.RoleTenant, 0), r.key("acme", api.RoleTenant, 0)
