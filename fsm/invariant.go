@@ -194,5 +194,12 @@ func (v View) checkLedger() error {
 			return fmt.Errorf("VM %s runs and nobody is billed", vm.ID)
 		}
 	}
+	for l := range v.LiveLeases() {
+		for _, name := range l.Nodes {
+			if l.State == api.LeaseActive && find[LedgerRow](v, tableLedger, "open", text("lease", l.ID, name)) == nil {
+				return fmt.Errorf("lease %s is active and nobody is billed for node %s", l.ID, name)
+			}
+		}
+	}
 	return nil
 }

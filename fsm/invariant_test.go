@@ -32,6 +32,27 @@ func TestCheckNoticesEveryBrokenInvariant(t *testing.T) {
 			t.putVM(nil, &row)
 		}
 	}
+	node := func(name, lease string) func(*tx) {
+		return func(t *tx) {
+			row := *t.Node(name)
+			row.Lease = lease
+			t.insert(tableNode, &row)
+		}
+	}
+	lease := func(state api.LeaseState) func(*tx) {
+		return func(t *tx) {
+			row := *t.Lease("l")
+			row.State = state
+			t.insert(tableLease, &row)
+		}
+	}
+	ledger := func(change func(*LedgerRow)) func(*tx) { // the open row of spare a
+		return func(t *tx) {
+			row := *find[LedgerRow](t.View, tableLedger, "open", text("vm", "a"))
+			change(&row)
+			t.insert(tableLedger, &row)
+		}
+	}
 	for _, c := range []struct {
 		want  string
 		spoil func(*tx)
@@ -70,11 +91,36 @@ func TestCheckNoticesEveryBrokenInvariant(t *testing.T) {
 		{"keeps -1 ready", pool(func(p *Pool) { p.MinReady = -1 })},
 		{"does not follow min_ready", pool(func(p *Pool) { p.MaxTotal++ })},
 		{"counts -1 claims", func(t *tx) { t.insert(tableClaims, &ClaimStat{Pool: "p", Claims: -1}) }},
+		{"node n1 is held by lease absent", node("n1", "absent")},
+		{"node n1 is held by lease l, which does not have it", node("n1", "l")},
+		{"node n2 is held by lease l, which does not have it", lease(api.LeaseEnded)},
+		{"lease l and node n2 disagree", node("n2", "")},
+		{"lives on node n2, which acme leases", more("b", func(v *VM) { v.Node = "n2" })},
+		{"lives on node n2, whose lease is ending", func(t *tx) {
+			more("b", func(v *VM) { v.Node, v.Warm, v.Tenant = "n2", false, "acme" })(t)
+			lease(api.LeaseEnding)(t)
+		}},
+		{"is open for lease l, which is not active", lease(api.LeasePending)},
+		{"overlap", ledger(func(r *LedgerRow) { r.Seq, r.EndedAt = 99, r.StartedAt })},
+		{"overlap", func(t *tx) {
+			ledger(func(r *LedgerRow) { r.EndedAt, r.Amount = r.StartedAt+1000, 0 })(t)
+			t.account(nil, t.VM("a")) // t.now is long ago
+		}},
+		{"lasts -1 ms", ledger(func(r *LedgerRow) { r.EndedAt = r.StartedAt - 1 })},
+		{"and costs 7", ledger(func(r *LedgerRow) { r.EndedAt, r.Amount = r.StartedAt+1, 7 })},
+		{"is open for what VM a is not", ledger(func(r *LedgerRow) { r.Tenant = "acme" })},
+		{"VM a runs and nobody is billed", ledger(func(r *LedgerRow) { r.EndedAt = r.StartedAt })},
+		{"lease l is active and nobody is billed for node n2", func(t *tx) {
+			t.remove(tableLedger, find[LedgerRow](t.View, tableLedger, "open", text("lease", "l", "n2")))
+		}},
 		{"operations are counted and 1 are there", func(t *tx) { t.insert(tableOp, &Operation{Key: "k"}) }},
 	} {
 		f := newFleet(t)
 		f.node("n1")
+		f.node("n2")
 		f.image("img")
+		f.tenant("acme")
+		f.leased("l", "acme", "n2")
 		f.pool("p", "", "img", 1)
 		f.ready("p", "n1", "a")
 		txn := f.state.now.Load().db.Txn(true)

@@ -160,7 +160,8 @@ func TestEarlyEndOfAMacIsAnIntentUntilItsMinimumIsOver(t *testing.T) {
 	if l.State != api.LeaseActive || !l.EndAsked || l.EndsAt != start+24*hourMS || l.Reason == "" {
 		t.Errorf("got %+v, want it to go on to its minimum", l)
 	}
-	f.launched("x", "", Launch{Tenant: "acme", Name: "x", Image: "img"}, "m1") // it is still its tenant's
+	f.do(KindPatchLease, PatchLease{ID: "l", Patch: api.LeasePatch{AutoRenew: api.Some(true)}}) // does not take the end back
+	f.launched("x", "", Launch{Tenant: "acme", Name: "x", Image: "img"}, "m1")                  // it is still its tenant's
 	f.pass(start + 24*hourMS - f.now - 30)
 	before := f.view()
 	f.advance("l", api.LeaseActive)
@@ -262,10 +263,11 @@ func TestOnlyTheScrubThatWasOrderedOfThatVeryLeaseCounts(t *testing.T) {
 	order, others := f.lease("l").Scrubs[0].Order, f.advance("other", api.LeaseScrubbing).Scrubs[0].Order
 	before := f.view()
 	for what, c := range map[string]ReportScrub{
-		"another lease": {ID: "other", Node: "n1", Order: order},
-		"another node":  {ID: "l", Node: "n2", Order: others},
-		"another order": {ID: "l", Node: "n1", Order: order - 1},
-		"no order":      {ID: "l", Node: "n1"},
+		"another lease":  {ID: "other", Node: "n1", Order: order},
+		"another node":   {ID: "l", Node: "n2", Order: others},
+		"the wrong host": {ID: "l", Node: "n2", Order: order},
+		"another order":  {ID: "l", Node: "n1", Order: order - 1},
+		"no order":       {ID: "l", Node: "n1"},
 	} {
 		f.do(KindReportScrub, c)
 		if changed := difference(t, before, f.view()); changed != "" {

@@ -163,6 +163,19 @@ func TestFailedHandOverKeepsWhatWasPatchedMeanwhile(t *testing.T) {
 	}
 }
 
+func TestFailedHandOverKeepsSizeAndDeadlineWhateverChangedMeanwhile(t *testing.T) {
+	f := tenantFleet(t)
+	f.quota("acme", api.QuotaPatch{MaxVCPUs: api.Some(int64(2)), MaxMemoryMiB: api.Some(int64(512))}) // the two spares
+	f.launched("x", "", Launch{Tenant: "acme", Name: "build", Image: "img", TTLSeconds: 9_999})
+	deadline := f.vm("a").ExpiresAt
+	f.do(KindPatchImage, PatchImage{Name: "img", Patch: api.ImagePatch{VCPUs: api.Some(8), MemoryMiB: api.Some(int64(8192))}})
+	f.do(KindPatchTenant, PatchTenant{Name: "acme", Patch: api.TenantPatch{MaxTTLSeconds: api.Some(int64(60))}})
+	f.do(KindFailHandOver, FailHandOver{ID: "a", NewID: "new", Candidates: []string{"own"}})
+	if v := f.vm("new"); v.VCPUs != 1 || v.MemoryMiB != 256 || v.ExpiresAt != deadline {
+		t.Errorf("got %+v, want what was claimed: it counts already", v)
+	}
+}
+
 func TestSpareThatIsGoneDuringItsHandOverLosesNoLaunch(t *testing.T) {
 	f := poolFleet(t)
 	f.launched("x", "k", Launch{Name: "build", Image: "img"})

@@ -192,7 +192,7 @@ func (m *model) joinToken(*rapid.T) {
 }
 
 func (m *model) createPool(*rapid.T) {
-	r := api.PoolRequest{Name: m.pick(append(modelPools, "s"), "pool"), Image: m.pick(modelImages, "image"), MinReady: new(rapid.IntRange(0, 3).Draw(m.r, "min_ready"))}
+	r := api.PoolRequest{Name: m.pick(append(modelPools, "s", "t", "u"), "pool"), Image: m.pick(modelImages, "image"), MinReady: new(rapid.IntRange(0, 3).Draw(m.r, "min_ready"))}
 	if m.chance(3, "max_total given") {
 		r.MaxTotal = new(rapid.IntRange(0, 4).Draw(m.r, "max_total"))
 	}
@@ -244,7 +244,7 @@ func (m *model) deletePool(*rapid.T) {
 	if !m.chance(3, "really") {
 		m.skip()
 	}
-	name := m.pick(append(modelPools, "s"), "pool")
+	name := m.pick(append(modelPools, "s", "t", "u"), "pool")
 	before, r := m.send(KindDeletePool, DeletePool{Name: name})
 	if r.Err != nil {
 		return

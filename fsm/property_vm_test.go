@@ -351,7 +351,7 @@ func (m *model) failHandOver(*rapid.T) {
 	m.saw("hand-over moved")
 	n := moved.VM
 	m.placed(before, n)
-	if n.ID != c.NewID || n.Name != v.Name || n.Tenant != v.Tenant || n.ExpiresAt != v.ExpiresAt || n.Key != v.Key || n.ColdReason != "rename_failed" || len(n.Labels) != len(v.Labels) {
+	if n.ID != c.NewID || n.Name != v.Name || n.Tenant != v.Tenant || n.ExpiresAt != v.ExpiresAt || n.Key != v.Key || n.ColdReason != "rename_failed" || n.VCPUs != v.VCPUs || n.MemoryMiB != v.MemoryMiB || len(n.Labels) != len(v.Labels) {
 		m.r.Fatalf("the launch of %+v goes on as %+v", v, n)
 	}
 	m.give(n.ID, m.holder[v.ID])
