@@ -71,7 +71,11 @@ func (q *request) patchImage() error {
 }
 
 func (q *request) deleteImage() error {
-	if _, err := q.propose(fsm.KindDeleteImage, nil, fsm.DeleteImage{Name: q.name("name")}); err != nil {
+	version, err := q.ifMatch()
+	if err != nil {
+		return err
+	}
+	if _, err := q.propose(fsm.KindDeleteImage, nil, fsm.DeleteImage{Name: q.name("name"), IfMatch: version}); err != nil {
 		return err
 	}
 	return q.noContent()

@@ -16,7 +16,7 @@ import (
 
 const (
 	orderTimeout = 10 * time.Second
-	answerCap    = 1 << 20
+	answerCap    = 16 << 20 // an exec's two streams of 1 MiB grow when they are written as JSON
 )
 
 // nodeCaller speaks to the daemons of nodes: no redirects, bounded answers, a deadline on everything.

@@ -157,7 +157,11 @@ func (q *request) steerNode(change fsm.PatchNode) error {
 }
 
 func (q *request) changeNode(change fsm.PatchNode, op *fsm.Op) error {
-	change.Name = q.name("name")
+	version, err := q.ifMatch()
+	if err != nil {
+		return err
+	}
+	change.Name, change.IfMatch = q.name("name"), version
 	if _, err := q.propose(fsm.KindPatchNode, op, change); err != nil {
 		return err
 	}

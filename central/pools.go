@@ -131,7 +131,11 @@ func (q *request) deletePool() error {
 	if _, err := q.changedPool(); err != nil {
 		return err
 	}
-	if _, err := q.propose(fsm.KindDeletePool, nil, fsm.DeletePool{Name: q.name("name")}); err != nil {
+	version, err := q.ifMatch()
+	if err != nil {
+		return err
+	}
+	if _, err := q.propose(fsm.KindDeletePool, nil, fsm.DeletePool{Name: q.name("name"), IfMatch: version}); err != nil {
 		return err
 	}
 	if g := q.leading(); g != nil {

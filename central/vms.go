@@ -271,10 +271,14 @@ func (q *request) deleteVMOnNode() error {
 }
 
 func (q *request) remove(v *fsm.VM) error {
+	version, err := q.ifMatch()
+	if err != nil {
+		return err
+	}
 	if !v.Live() {
 		return q.noContent() // its end is under way
 	}
-	if _, err := q.propose(fsm.KindDeleteVMs, nil, fsm.DeleteVMs{IDs: []string{v.ID}, Action: "DELETE /fleet/vms/{id}", Reason: "deleted by " + q.caller.actor}); err != nil {
+	if _, err := q.propose(fsm.KindDeleteVMs, nil, fsm.DeleteVMs{IDs: []string{v.ID}, IfMatch: version, Action: "DELETE /fleet/vms/{id}", Reason: "deleted by " + q.caller.actor}); err != nil {
 		return err
 	}
 	if g := q.leading(); g != nil {
@@ -295,6 +299,10 @@ func (q *request) onNode(ctx context.Context, v *fsm.VM, method, path string, bo
 		return err
 	}
 	q.r.logger.Warn("a node did not answer", "node", v.Node, "vm", v.ID, "path", path, "error", err)
+	var unsent notSent
+	if method != http.MethodGet && !errors.As(err, &unsent) {
+		return api.Errorf(api.CodeOutcomeUnknown, "node %s did not answer, and may have done it all the same; look before you repeat it", v.Node)
+	}
 	return api.Errorf(api.CodeUnavailable, "node %s does not answer; try again, or see fluxctl fleet node %s", v.Node, v.Node)
 }
 

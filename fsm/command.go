@@ -131,7 +131,8 @@ type PatchImage struct {
 
 // DeleteImage removes a catalog entry that no pool uses.
 type DeleteImage struct {
-	Name string `json:"name"`
+	Name    string `json:"name"`
+	IfMatch uint64 `json:"if_match,omitempty"`
 }
 
 // RegisterNode adds a host or updates its facts. A new one needs a join token or comes from the operator.
@@ -148,6 +149,7 @@ type PatchNode struct {
 	Cordoned *bool   `json:"cordoned,omitempty"`
 	Draining *bool   `json:"draining,omitempty"`
 	Reason   *string `json:"reason,omitempty"`
+	IfMatch  uint64  `json:"if_match,omitempty"`
 }
 
 // DeleteNode forgets a host that holds no VMs.
@@ -187,7 +189,8 @@ type PatchPool struct {
 
 // DeletePool removes a pool and its spares; taken VMs stay.
 type DeletePool struct {
-	Name string `json:"name"`
+	Name    string `json:"name"`
+	IfMatch uint64 `json:"if_match,omitempty"`
 }
 
 // RollPool moves a pool to another image; its spares are replaced by and by.
@@ -291,9 +294,10 @@ type PatchVM struct {
 
 // DeleteVMs asks for the end of VMs. Their names are free at once; the rows go when the nodes have confirmed.
 type DeleteVMs struct {
-	IDs    []string `json:"ids"`
-	Action string   `json:"action,omitempty"` // for the activity log; empty writes none
-	Reason string   `json:"reason,omitempty"`
+	IDs     []string `json:"ids"`
+	IfMatch uint64   `json:"if_match,omitempty"` // of a VM that alone was named
+	Action  string   `json:"action,omitempty"`   // for the activity log; empty writes none
+	Reason  string   `json:"reason,omitempty"`
 }
 
 // CreateTenant adds a tenant.

@@ -66,6 +66,9 @@ func (t *tx) deleteImage(c DeleteImage) (any, error) {
 	if have == nil {
 		return nil, notFound("image", c.Name)
 	}
+	if err := checkVersion("image", have.Version, c.IfMatch); err != nil {
+		return nil, err
+	}
 	for p := range t.Pools("") {
 		if p.Image == c.Name {
 			return nil, api.Errorf(api.CodeConflict, "pool %s boots from image %s; delete the pool or roll it to another image first", p.Name, c.Name)

@@ -146,7 +146,7 @@ func (v View) spareFor(plan *Plan, l *Launch, noHandOut []string) (*VM, *Pool, s
 			if s.WarmState() != "ready" {
 				break
 			}
-			if p.StaleUse == "never" && s.Image != p.Image || slices.Contains(noHandOut, s.Node) {
+			if (p.StaleUse == "never" || l.Image != "") && s.Image != p.Image || slices.Contains(noHandOut, s.Node) {
 				continue
 			}
 			if reason := v.elsewhere(s, l); reason != "" {

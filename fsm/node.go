@@ -99,6 +99,9 @@ func (t *tx) patchNode(c PatchNode) (any, error) {
 	if have == nil {
 		return nil, notFound("node", c.Name)
 	}
+	if err := checkVersion("node", have.Version, c.IfMatch); err != nil {
+		return nil, err
+	}
 	row := *have
 	if c.Cordoned != nil {
 		row.Cordoned = *c.Cordoned

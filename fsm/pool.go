@@ -163,6 +163,9 @@ func (t *tx) deletePool(c DeletePool) (any, error) {
 	if have == nil {
 		return nil, notFound("pool", c.Name)
 	}
+	if err := checkVersion("pool", have.Version, c.IfMatch); err != nil {
+		return nil, err
+	}
 	for _, v := range t.spares(c.Name) {
 		t.endVM(v, "its pool was deleted")
 	}

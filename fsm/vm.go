@@ -104,6 +104,9 @@ func (t *tx) deleteVMs(c DeleteVMs) (any, error) {
 			}
 			continue
 		}
+		if err := checkVersion("VM", v.Version, c.IfMatch); err != nil {
+			return nil, err
+		}
 		t.endVM(v, c.Reason)
 		if c.Action != "" {
 			t.log(t.env.Actor, c.Action, v.Name, v.Tenant, "ok", "vm_id", v.ID, "reason", c.Reason)

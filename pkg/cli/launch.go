@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -188,6 +189,9 @@ func (a *app) runLaunch(ctx context.Context, c *client.Client, req api.LaunchReq
 		return err
 	}
 	if ok, err := a.json(answer); ok {
+		return errors.Join(err, notReady(answer.VM, f.wait))
+	}
+	if err := notReady(answer.VM, f.wait); err != nil {
 		return err
 	}
 	vm := answer.VM
@@ -205,6 +209,18 @@ func (a *app) runLaunch(ctx context.Context, c *client.Client, req api.LaunchReq
 	a.done(fmt.Sprintf("Launched %s on %s (%s, %s)", vm.Name, answer.Node, title, sizeWords(vm.VCPUs, vm.MemoryMiB)), how)
 	if a.output == outputWide {
 		a.details("id "+vm.ID, "key "+f.key)
+	}
+	return nil
+}
+
+// notReady is the failure of a launch that was to wait for its VM, which came to another end.
+func notReady(vm api.VM, waited bool) error {
+	if !waited {
+		return nil
+	}
+	switch vm.State {
+	case api.StateFailed, api.StateGone, api.StateDeleting, api.StateLost:
+		return fmt.Errorf("VM %s never became ready: it is %s (%s); see fluxctl fleet vm %s", vm.Name, vm.State, cmp.Or(vm.Reason, "no reason was given"), vm.Name)
 	}
 	return nil
 }
