@@ -17,6 +17,8 @@ const (
 	leasePeriod  = time.Second
 	scrubTimeout = 5 * time.Minute
 	touchPeriod  = time.Minute
+
+	usesPerCommand = 512
 )
 
 func wireLease(view fsm.View, l *fsm.Lease) api.Lease {
@@ -251,8 +253,13 @@ func (g *reign) passLeases(ctx context.Context) error {
 	}
 	if g.r.wall().Sub(g.touched) >= touchPeriod {
 		g.touched = g.r.wall()
-		if uses := g.r.used.take(); len(uses) > 0 {
-			_, err := g.propose(ctx, fsm.KindTouchKeys, actorCentral, nil, fsm.TouchKeys{Keys: uses[:min(len(uses), 512)]})
+		for part := range slices.Chunk(g.r.used.take(), usesPerCommand) {
+			_, err := g.propose(ctx, fsm.KindTouchKeys, actorCentral, nil, fsm.TouchKeys{Keys: part})
+			if err != nil { // they go into the next try
+				for _, u := range part {
+					g.r.used.note(u.ID, u.At)
+				}
+			}
 			failed = errors.Join(failed, err)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework-validators/stringvalidator"
 	"github.com/hashicorp/terraform-plugin-framework/ephemeral"
 	"github.com/hashicorp/terraform-plugin-framework/ephemeral/schema"
+	"github.com/hashicorp/terraform-plugin-framework/path"
 	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
 	"github.com/hashicorp/terraform-plugin-framework/types"
 
@@ -91,6 +92,11 @@ func (e *tenantKeyEphemeral) Open(ctx context.Context, req ephemeral.OpenRequest
 		m.ExpiresIn = types.StringValue(ephemeralKeyLife)
 	}
 	key, err := makeKey(ctx, e.client, m.Tenant.ValueString(), m.Role.ValueString(), m.ExpiresIn, &resp.Diagnostics)
+	if client.IsNotFound(err) {
+		resp.Diagnostics.AddAttributeError(path.Root("tenant"), "Making the key failed",
+			explain(err)+"\nFor a tenant that this configuration makes write fluxvm_tenant.LABEL.id: a name is known before there is such a tenant.")
+		return
+	}
 	if err != nil {
 		addError(&resp.Diagnostics, "Making the key failed", err, keyFields[:]...)
 		return

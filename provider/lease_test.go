@@ -77,12 +77,10 @@ func leaseLife(t *testing.T, f fleet) {
 		step(node+at(until), update, nil, is(theLease, "ends_at", text(until.Format(time.RFC3339)))),
 		resource.TestStep{Config: f.config(leaseBlock(node + at(until.In(time.FixedZone("", 7200))))), ConfigPlanChecks: plansNothing()},
 	)
-	steps = append(steps, imports(node+at(until))...)
-	steps = append(steps,
+	steps = append(steps, imports(node + at(until))[1],
 		step("  node_selector = { \"fluxvm.dev/dev-node\" = \"HOST(0)\" }\n"+at(until), update, nil, is(theLease, "node", text(f.hosts[0])), is(theLease, "node_selector", knownvalue.MapSizeExact(1))),
 	)
-	steps = append(steps, imports("  node_selector = { \"fluxvm.dev/dev-node\" = \"HOST(0)\" }\n"+at(until))...)
-	steps = append(steps,
+	steps = append(steps, imports("  node_selector = { \"fluxvm.dev/dev-node\" = \"HOST(0)\" }\n" + at(until))[1],
 		step("  node_selector = { \"fluxvm.dev/dev-node\" = \"HOST(1)\" }\n  duration = \"1h\"", plancheck.ResourceActionReplace, nil, is(theLease, "node", text(f.hosts[1]))),
 		step(node+"  duration = \"1h\"", plancheck.ResourceActionReplace, nil, is(theLease, "node", text(f.hosts[0]))),
 	)

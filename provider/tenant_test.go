@@ -50,7 +50,7 @@ func tenantLife(t *testing.T, f fleet) {
 	}
 	f.run(t, slices.Concat(
 		[]resource.TestStep{step("", plancheck.ResourceActionCreate, is(theTenant, "quota", none()), is(theTenant, "max_ttl_seconds", none()), is(theTenant, "id", text(f.name("acme"))), is(theTenant, "created_at", some()))},
-		imports(""),
+		imports("")[1:],
 		[]resource.TestStep{step(full, update, quota("max_vms", num(4)), quota("max_vcpus", num(0)), quota("max_memory_mib", none()), is(theTenant, "default_ttl_seconds", num(3600)))},
 		imports(full),
 		[]resource.TestStep{
@@ -192,6 +192,7 @@ func ephemeralKey(t *testing.T, f fleet) {
 		return statecheck.ExpectKnownValue("echo.run", tfjsonpath.New("data").AtMapKey(name), value)
 	}
 	f.run(t,
+		resource.TestStep{Config: f.config(tenantBlock(""), strings.Replace(echo, "acme.id", "acme.name", 1)), ExpectError: regexp.MustCompile(`write\s+fluxvm_tenant\.LABEL\.id`)},
 		resource.TestStep{Config: f.config(tenantBlock(""), echo), Check: revoked, ConfigStateChecks: []statecheck.StateCheck{
 			shows("secret", knownvalue.StringRegexp(regexp.MustCompile("^fvx_"))), shows("role", text("tenant")), shows("expires_in", text("1d")), shows("expires_at", some())}},
 		resource.TestStep{Config: f.config(tenantBlock(""), imageBlock(f.image), asTenant, vm), Check: revoked, ConfigStateChecks: []statecheck.StateCheck{is(theVM, "tenant", text(f.name("acme")))}},
