@@ -220,7 +220,7 @@ func (n *modelNode) reportAll() time.Duration {
 	next := 10 * time.Second
 	for _, replica := range n.rig.names {
 		n.mu.Lock()
-		quiet := n.silent || n.closed
+		quiet := n.silent || n.closed || n.mute
 		body := n.report()
 		whole := n.acked[replica] != body.VMsDigest
 		token := n.secret()

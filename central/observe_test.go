@@ -40,9 +40,14 @@ func TestNewsIsWhatARowDoesNotSay(t *testing.T) {
 			w.vm("a", "linux", "n1", 1, 128)
 			w.do(fsm.KindReportVMs, fsm.ReportVMs{Reports: []fsm.VMReport{{ID: "a", Node: "n1", Told: w.row("a").Order, State: api.StateRunning}}})
 		}, on("a", api.StateRunning), "running"},
-		"it has an address":                  {func(w *world) { confirmed(w, api.StateRunning) }, with(on("a", api.StateRunning), func(vm *api.ReportedVM) { vm.IP = "10.0.0.9" }), "running"},
-		"another reason":                     {func(w *world) { confirmed(w, api.StateFailed) }, with(on("a", api.StateFailed), func(vm *api.ReportedVM) { vm.Reason = "kernel panic" }), "failed"},
-		"of an unknown one":                  {func(w *world) { confirmed(w, api.StateRunning); w.health("n1", api.NodeUnreachable) }, on("a", api.StateRunning), "running"},
+		"it has an address":            {func(w *world) { confirmed(w, api.StateRunning) }, with(on("a", api.StateRunning), func(vm *api.ReportedVM) { vm.IP = "10.0.0.9" }), "running"},
+		"another reason":               {func(w *world) { confirmed(w, api.StateFailed) }, with(on("a", api.StateFailed), func(vm *api.ReportedVM) { vm.Reason = "kernel panic" }), "failed"},
+		"not while its node is silent": {func(w *world) { confirmed(w, api.StateRunning); w.health("n1", api.NodeUnreachable) }, on("a", api.StateRunning), ""},
+		"of an unknown one": {func(w *world) {
+			confirmed(w, api.StateRunning)
+			w.health("n1", api.NodeUnreachable)
+			w.health("n1", api.NodeHealthy)
+		}, on("a", api.StateRunning), "running"},
 		"an unconfirmed order is not news":   {func(w *world) { w.vm("a", "linux", "n1", 1, 128) }, on("a", api.StateRunning), ""},
 		"placed says nothing":                {func(w *world) { confirmed(w, api.StateBooting) }, on("a", api.StatePlaced), ""},
 		"nor does the end it is coming to":   {func(w *world) { confirmed(w, api.StateRunning) }, on("a", api.StateDeleting), ""},
