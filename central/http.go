@@ -272,8 +272,16 @@ func (q *request) op(body any) *fsm.Op {
 	return &fsm.Op{Scope: q.caller.tenant, Key: q.key, Digest: hashToken(q.Method + " " + q.URL.Path + "\n" + string(raw))}
 }
 
-// decode reads the body strictly.
-func (q *request) decode(v any) error { return api.Decode(q.body, v) }
+// decode reads the body strictly and holds it to its own rules, where it has any.
+func (q *request) decode(v any) error {
+	if err := api.Decode(q.body, v); err != nil {
+		return err
+	}
+	if ruled, ok := v.(interface{ Check() error }); ok {
+		return ruled.Check()
+	}
+	return nil
+}
 
 // name is a part of the path, unescaped.
 func (q *request) name(part string) string {

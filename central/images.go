@@ -33,9 +33,6 @@ func (q *request) createImage() error {
 	if err := q.decode(&body); err != nil {
 		return err
 	}
-	if err := body.Check(); err != nil {
-		return err
-	}
 	result, err := q.propose(fsm.KindCreateImage, q.op(body), fsm.CreateImage{Image: body})
 	if err != nil {
 		return err
@@ -53,9 +50,6 @@ func (q *request) createImage() error {
 func (q *request) patchImage() error {
 	var body api.ImagePatch
 	if err := q.decode(&body); err != nil {
-		return err
-	}
-	if err := body.Check(); err != nil {
 		return err
 	}
 	version, err := q.ifMatch()

@@ -71,7 +71,7 @@ func (q *request) getLease() error {
 // createLease answers POST /fleet/leases: 201 with an active lease, 202 with one that waits, or no_capacity at once.
 func (q *request) createLease() error {
 	var body api.LeaseRequest
-	if err := q.decode(&body); err != nil {
+	if err := api.Decode(q.body, &body); err != nil {
 		return err
 	}
 	var err error

@@ -107,9 +107,6 @@ func (q *request) adjustLedger() error {
 	if err := q.decode(&body); err != nil {
 		return err
 	}
-	if err := body.Check(); err != nil {
-		return err
-	}
 	result, err := q.propose(fsm.KindAdjustLedger, q.op(body), fsm.AdjustLedger{Request: body})
 	if err != nil {
 		return err
@@ -141,9 +138,6 @@ func (q *request) getPrices() error {
 func (q *request) putPrices() error {
 	var body api.Prices
 	if err := q.decode(&body); err != nil {
-		return err
-	}
-	if err := body.Check(); err != nil {
 		return err
 	}
 	if body.VM == nil {

@@ -108,9 +108,6 @@ func (q *request) patchNode() error {
 	if err := q.decode(&body); err != nil {
 		return err
 	}
-	if err := body.Check(); err != nil {
-		return err
-	}
 	change := fsm.PatchNode{Action: "PATCH /fleet/nodes/{name}"}
 	if body.Cordoned.Set {
 		change.Cordoned = &body.Cordoned.V
@@ -184,9 +181,6 @@ func (q *request) createJoinToken() error {
 	if err := q.decode(&body); err != nil {
 		return err
 	}
-	if err := body.Check(); err != nil {
-		return err
-	}
 	op := q.op(body)
 	if body.NamePattern == "" {
 		body.NamePattern = "*"
@@ -224,9 +218,6 @@ const (
 func (q *request) registerNode() error {
 	var report api.Register
 	if err := q.decode(&report); err != nil {
-		return err
-	}
-	if err := report.Check(); err != nil {
 		return err
 	}
 	facts := factsOf(&report)

@@ -74,9 +74,6 @@ func (q *request) createPool() error {
 	if err := q.decode(&body); err != nil {
 		return err
 	}
-	if err := body.Check(); err != nil {
-		return err
-	}
 	tenant, err := q.ownTenant(body.Tenant)
 	if err != nil {
 		return err
@@ -106,9 +103,6 @@ func (q *request) wakePools() {
 func (q *request) patchPool() error {
 	var body api.PoolPatch
 	if err := q.decode(&body); err != nil {
-		return err
-	}
-	if err := body.Check(); err != nil {
 		return err
 	}
 	version, err := q.ifMatch()
@@ -147,9 +141,6 @@ func (q *request) deletePool() error {
 func (q *request) rollPool() error {
 	var body api.RollRequest
 	if err := q.decode(&body); err != nil {
-		return err
-	}
-	if err := body.Check(); err != nil {
 		return err
 	}
 	if _, err := q.changedPool(); err != nil {

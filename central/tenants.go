@@ -46,9 +46,6 @@ func (q *request) createTenant() error {
 	if err := q.decode(&body); err != nil {
 		return err
 	}
-	if err := body.Check(); err != nil {
-		return err
-	}
 	if _, err := q.propose(fsm.KindCreateTenant, q.op(body), fsm.CreateTenant{Request: body}); err != nil {
 		return err
 	}
@@ -72,9 +69,6 @@ func (q *request) getTenant() error {
 func (q *request) patchTenant() error {
 	var body api.TenantPatch
 	if err := q.decode(&body); err != nil {
-		return err
-	}
-	if err := body.Check(); err != nil {
 		return err
 	}
 	version, err := q.ifMatch()
@@ -195,9 +189,6 @@ func (q *request) getPolicy() error {
 func (q *request) patchPolicy() error {
 	var body api.PolicyPatch
 	if err := q.decode(&body); err != nil {
-		return err
-	}
-	if err := body.Check(); err != nil {
 		return err
 	}
 	version, err := q.ifMatch()

@@ -65,9 +65,6 @@ func (q *request) launchVM() error {
 	if err := q.decode(&body); err != nil {
 		return err
 	}
-	if err := body.Check(); err != nil {
-		return err
-	}
 	tenant, err := q.ownTenant(body.Tenant)
 	if err != nil {
 		return err
@@ -231,9 +228,6 @@ func (q *request) patchVM() error {
 	if err := q.decode(&body); err != nil {
 		return err
 	}
-	if err := body.Check(); err != nil {
-		return err
-	}
 	version, err := q.ifMatch()
 	if err != nil {
 		return err
@@ -310,9 +304,6 @@ func (q *request) onNode(ctx context.Context, v *fsm.VM, method, path string, bo
 func (q *request) execVM() error {
 	var body api.ExecRequest
 	if err := q.decode(&body); err != nil {
-		return err
-	}
-	if err := body.Check(); err != nil {
 		return err
 	}
 	v, err := q.vm(q.r.state.View())
