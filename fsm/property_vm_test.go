@@ -150,7 +150,7 @@ func eligible(v View, c LaunchVM) (best *VM) {
 		if l.Pool != "" && l.Pool != p.Name || l.Pool == "" && v.Image(l.Image).Name != p.Image {
 			continue
 		}
-		if l.VCPUs != 0 && l.VCPUs != p.VCPUs || l.MemoryMiB != 0 && l.MemoryMiB != p.MemoryMiB || p.StaleUse == "never" && s.Image != p.Image {
+		if l.VCPUs != 0 && l.VCPUs != p.VCPUs || l.MemoryMiB != 0 && l.MemoryMiB != p.MemoryMiB || (p.StaleUse == "never" || l.Image != "") && s.Image != p.Image {
 			continue
 		}
 		if n.State != api.NodeHealthy || !n.Rename || n.Draining || slices.Contains(c.NoHandOut, n.Name) {
