@@ -109,16 +109,15 @@ func (v View) Plan(l *Launch, candidates, noHandOut []string) (Plan, error) {
 		return p, nameTaken(l.Name)
 	}
 	claim, pool, why := v.spareFor(&p, l, noHandOut)
-	more := holds(p.GuestOS, p.VCPUs, p.MemoryMiB)
 	if claim != nil {
 		p.Claim, p.Pool, p.Node = claim, pool, v.Node(claim.Node)
 		if claim.Tenant == l.Tenant { // it counts already
 			return p, nil
 		}
-		return p, v.mayHold(l.Tenant, more)
+		return p, v.mayHold(l.Tenant, holds(claim.GuestOS, claim.VCPUs, claim.MemoryMiB)) // its size need not be the image's
 	}
 	p.ColdReason = why
-	if err := v.mayHold(l.Tenant, more); err != nil {
+	if err := v.mayHold(l.Tenant, holds(p.GuestOS, p.VCPUs, p.MemoryMiB)); err != nil {
 		return p, err
 	}
 	t := tx{View: v}

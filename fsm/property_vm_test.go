@@ -207,10 +207,14 @@ func (m *model) refused(before View, e *api.Error, c LaunchVM) {
 	case api.CodeQuotaExceeded:
 		m.saw("launch over quota")
 		plan, err := before.Resolve(&l)
-		if err != nil || mayHaveMore(before, l.Tenant, holds(plan.GuestOS, plan.VCPUs, plan.MemoryMiB)) {
+		more, s := holds(plan.GuestOS, plan.VCPUs, plan.MemoryMiB), eligible(before, c)
+		if s != nil {
+			more = holds(s.GuestOS, s.VCPUs, s.MemoryMiB)
+		}
+		if err != nil || mayHaveMore(before, l.Tenant, more) {
 			m.r.Fatalf("launch %+v: %v, and %+v is held (%v)", l, e, recount(before, l.Tenant), err)
 		}
-		if s := eligible(before, c); s != nil && s.Tenant == l.Tenant {
+		if s != nil && s.Tenant == l.Tenant {
 			m.r.Fatalf("launch %+v: %v, and spare %+v counts already", l, e, s)
 		}
 	case api.CodePolicyDenied:

@@ -190,6 +190,18 @@ func TestLoweredQuotaKeepsWhatRuns(t *testing.T) {
 	f.do(KindPatchPool, PatchPool{Name: "ci", Patch: api.PoolPatch{MinReady: api.Some(3)}})
 }
 
+func TestClaimOfASharedSpareCountsWhatTheSpareHas(t *testing.T) {
+	f := newFleet(t)
+	f.node("n1")
+	f.image("img") // of 256 MiB
+	f.tenant("acme")
+	f.quota("acme", api.QuotaPatch{MaxMemoryMiB: api.Some(int64(2048))})
+	f.policy(api.PolicyPatch{AllowSharedPoolClaims: api.Some(true)})
+	f.do(KindCreatePool, CreatePool{Request: api.PoolRequest{Name: "big", Image: "img", MinReady: new(1), MemoryMiB: 4096}})
+	f.ready("big", "n1", "s")
+	f.refused(api.CodeQuotaExceeded, "max_memory_mib", KindLaunchVM, LaunchVM{ID: "x", Launch: Launch{Tenant: "acme", Name: "x", Image: "img"}, Candidates: []string{"n1"}})
+}
+
 func TestRaisedQuotaMakesWaitingPoolsTryAgain(t *testing.T) {
 	f := tenantFleet(t)
 	f.do(KindFillPool, FillPool{Pool: "ci", Wait: &Wait{Reason: api.WaitQuota, Error: "over quota"}})
