@@ -61,7 +61,7 @@ func (d *Daemon) createVM(c *call) (answer, error) {
 		return answer{}, d.denied(c, req, err)
 	}
 	if scope, why := d.quota(req); why != "" {
-		return answer{}, d.deny(c, req, scope, api.Errorf(api.CodeHostFull, "%s", why))
+		return answer{}, d.deny(c, req, scope, hostFull(scope, why))
 	}
 	if err := d.admitPressure(c.Context(), req, c.Header.Get(api.HeaderDefer) == "0"); err != nil {
 		return answer{}, d.deny(c, req, "pressure", err)
@@ -164,11 +164,13 @@ func (d *Daemon) insert(c *call, driver machine.Driver, req api.MachineRequest) 
 		}
 		if d.scrubbing {
 			d.mu.Unlock()
-			return api.Errorf(api.CodeUnavailable, "the host is being scrubbed after a lease; try again when it is done")
+			busy := api.Errorf(api.CodeUnavailable, "the host is being scrubbed after a lease; try again when it is done")
+			busy.Reasons = map[string]int{api.WhyScrub: 1}
+			return busy
 		}
 		if scope, why := d.quotaLocked(req); why != "" {
 			d.mu.Unlock()
-			return d.deny(c, req, scope, api.Errorf(api.CodeHostFull, "%s", why))
+			return d.deny(c, req, scope, hostFull(scope, why))
 		}
 		d.vms[req.ID] = v
 		d.mu.Unlock()
@@ -205,7 +207,7 @@ func (d *Daemon) made(c *call, v *vm, req api.MachineRequest, fresh bool, err er
 		return ok(v.view())
 	}
 	d.carriedOut(c, "create", v.id, req.Name, map[string]any{"backend": req.Backend, "image": req.Image, "vcpus": req.VCPUs, "memory_mib": req.MemoryMiB})
-	return answer{http.StatusCreated, v.view()}, nil
+	return answer{status: http.StatusCreated, body: v.view()}, nil
 }
 
 // carriedOut leaves an event and tells a steering driver.
@@ -222,6 +224,15 @@ func (d *Daemon) carriedOut(c *call, op, id, name string, detail map[string]any)
 func (d *Daemon) deny(c *call, req api.MachineRequest, scope string, err error) error {
 	d.record(c.actor, "quota.deny", req.ID, "refused", map[string]any{"scope": scope, "vm_id": req.ID, "name": req.Name, "memory_mib": req.MemoryMiB, "vcpus": req.VCPUs, "reason": message(err)})
 	return err
+}
+
+// hostFull is the refusal of a create that a limit of the host stands against, with the reason as placement counts it.
+func hostFull(scope, why string) error {
+	e := api.Errorf(api.CodeHostFull, "%s", why)
+	if reason, ok := map[string]string{"macos": api.WhyMacOSLimit, "vcpus": api.WhyCPU, "memory": api.WhyMemory}[scope]; ok {
+		e.Reasons = map[string]int{reason: 1}
+	}
+	return e
 }
 
 // denied leaves an event of a create that the backend refused.
@@ -453,7 +464,7 @@ func (d *Daemon) readConsole(c *call) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-	m, _, _ := v.machineNow()
+	m := v.machineNow()
 	if m == nil {
 		return answer{}, api.Errorf(api.CodeConflict, "VM %s does not run, so it has no console; start it", v.id)
 	}

@@ -40,11 +40,12 @@ type call struct {
 
 // answer is what a handler gives back. A nil body sends none.
 type answer struct {
-	status int
-	body   any
+	status   int
+	body     any
+	replayed bool // the request repeats one that was carried out
 }
 
-func ok(body any) (answer, error) { return answer{http.StatusOK, body}, nil }
+func ok(body any) (answer, error) { return answer{status: http.StatusOK, body: body}, nil }
 
 type callKey struct{}
 
@@ -300,6 +301,9 @@ func writeProblem(w http.ResponseWriter, e *api.Error) {
 }
 
 func write(w http.ResponseWriter, a answer) {
+	if a.replayed {
+		w.Header().Set(api.HeaderReplayed, "true")
+	}
 	switch body := a.body.(type) {
 	case nil:
 		w.WriteHeader(a.status)

@@ -30,6 +30,7 @@ type record struct {
 	ExpiresAt api.Time           `json:"expires_at"` // for show
 	Deadline  *deadline          `json:"deadline,omitempty"`
 	Orders    []string           `json:"orders,omitempty"` // fingerprints of the latest orders carried out
+	Execs     []execMark         `json:"execs,omitempty"`  // the latest commands started under a token
 }
 
 // tombstone is what is left of a VM that ended, for the reports.

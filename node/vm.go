@@ -625,14 +625,14 @@ func (v *vm) ready() bool {
 	return v.stateLocked() == api.StateRunning && (v.rec.Agent || !v.hasAgent())
 }
 
-// machineNow is the machine that runs, with its paused flag; nil without one.
-func (v *vm) machineNow() (m machine.Machine, agent, paused bool) {
+// machineNow is the machine that runs; nil without one.
+func (v *vm) machineNow() machine.Machine {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.run == nil {
-		return nil, false, false
+		return nil
 	}
-	return v.run.Machine, v.rec.Agent, v.run.paused
+	return v.run.Machine
 }
 
 // message is an error's text for people: an api.Error without its code.
