@@ -253,6 +253,7 @@ type LaunchVM struct {
 type MoveVM struct {
 	ID         string         `json:"id"`
 	From       string         `json:"from"`
+	Why        string         `json:"why,omitempty"` // the reason that the refusal stands for
 	Refusal    string         `json:"refusal"`
 	Candidates []string       `json:"candidates"`
 	Reasons    map[string]int `json:"reasons,omitempty"`

@@ -301,6 +301,9 @@ func (t *tx) moveVM(c MoveVM) (any, error) {
 		backend = have.Launch.Backend
 	}
 	row.Tried = append(slices.Clone(have.Tried), c.From)
+	row.TriedFor = make([]string, len(row.Tried)) // rows from before they were kept have none
+	copy(row.TriedFor, have.TriedFor)
+	row.TriedFor[len(row.TriedFor)-1] = c.Why
 	need := Need{Tenant: row.Tenant, GuestOS: row.GuestOS, Backend: backend, VCPUs: row.VCPUs, MemoryMiB: row.MemoryMiB,
 		Leased: row.Warm && row.Tenant != "" || t.MacOSNeedsLease(row.Tenant, row.GuestOS)}
 	node := t.firstFit(c.Candidates, row.Tried, need)
@@ -315,7 +318,7 @@ func (t *tx) moveVM(c MoveVM) (any, error) {
 		}
 		return Moved{VM: &row}, nil
 	}
-	return Moved{Ended: t.giveUp(have, c.Refusal, c.Reasons)}, nil
+	return Moved{Ended: t.giveUp(have, c)}, nil
 }
 
 // Moved is what became of a VM that a host refused, or whose hand-over failed.
@@ -325,10 +328,11 @@ type Moved struct {
 }
 
 // giveUp removes a VM that no host takes. Its key is free again, for the request came to nothing.
-func (t *tx) giveUp(v *VM, refusal string, reasons map[string]int) *api.Error {
+func (t *tx) giveUp(v *VM, c MoveVM) *api.Error {
+	refusal, reasons := c.Refusal, c.Reasons
 	t.putVM(v, nil)
 	if v.Warm {
-		t.spareFailed(v.Pool, api.WaitNoCapacity, or(refusal, "no host takes the VM"))
+		t.spareFailed(v.Pool, waitFor(c.Why), or(refusal, "no host takes the VM"))
 		return noCapacity(reasons)
 	}
 	t.forget(v)
@@ -338,6 +342,19 @@ func (t *tx) giveUp(v *VM, refusal string, reasons map[string]int) *api.Error {
 		e.Detail = "no healthy, uncordoned nodes take the VM; the last one said: " + refusal
 	}
 	return e
+}
+
+// waitFor is what a pool waits for when the last host refused a spare for that reason.
+func waitFor(why string) string {
+	switch why {
+	case api.WhyImage:
+		return api.WaitImage
+	case api.WhyPressure:
+		return api.WaitPressure
+	case api.WhyMacOSLimit:
+		return api.WaitMacOSLimit
+	}
+	return api.WaitNoCapacity
 }
 
 // failHandOver ends a claimed spare that its node could not hand over and goes on with the launch as a new VM,

@@ -277,7 +277,7 @@ func (m *model) keyOf(v *VM) *asked {
 
 func (m *model) move(*rapid.T) {
 	v := m.anyVM(func(v *VM) bool { return v.State == api.StatePlaced || v.ID[len(v.ID)-1] == '7' })
-	c := MoveVM{ID: v.ID, From: v.Node, Refusal: "host full", Candidates: m.candidates(), Reasons: map[string]int{api.WhyCPU: 1}}
+	c := MoveVM{ID: v.ID, From: v.Node, Refusal: "host full", Why: m.pick([]string{"", api.WhyMemory, api.WhyImage, api.WhyPressure}, "why"), Candidates: m.candidates(), Reasons: map[string]int{api.WhyCPU: 1}}
 	if m.chance(6, "late") {
 		c.From = m.pick(modelNodes, "from")
 	}
@@ -298,6 +298,9 @@ func (m *model) move(*rapid.T) {
 	default:
 		m.saw("moved")
 		m.placed(before, moved.VM)
+		if n := len(moved.VM.Tried); n == 0 || len(moved.VM.TriedFor) != n || moved.VM.Tried[n-1] != c.From || moved.VM.TriedFor[n-1] != c.Why {
+			m.r.Fatalf("VM %s tried %v for %v after %s said %q", v.ID, moved.VM.Tried, moved.VM.TriedFor, c.From, c.Why)
+		}
 		if moved.VM.ID != v.ID || moved.VM.Node == v.Node || moved.VM.Name != v.Name || moved.VM.ExpiresAt != v.ExpiresAt || m.f.vm(v.ID) != moved.VM {
 			m.r.Fatalf("VM %+v moved as %+v", v, moved.VM)
 		}

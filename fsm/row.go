@@ -157,6 +157,7 @@ type VM struct {
 	Placed   uint64   `json:"placed_term"`         // the leader's term when it got its present node
 	HandOver bool     `json:"hand_over,omitempty"` // claimed, and the node has not confirmed it
 	Tried    []string `json:"tried,omitempty"`     // nodes that refused it
+	TriedFor []string `json:"tried_for,omitempty"` // the reason each of them stands for, as reasons count them
 	Down     bool     `json:"down,omitempty"`      // it was down already when its end was asked for
 	Launch   *Launch  `json:"launch,omitempty"`    // what was asked, until a node has it: it may have to boot elsewhere
 	Boot     *Boot    `json:"boot,omitempty"`      // what the create order carries beyond the columns above
