@@ -201,14 +201,21 @@ func TestOutcomeUnknownIsRepeatedOnlyUnderAKey(t *testing.T) {
 	}
 	for name, step := range map[string]http.HandlerFunc{"504": lost, "lost answer": loseAnswer} {
 		t.Run(name, func(t *testing.T) {
-			r, url := serve(t, step, answer(200, api.ExecAnswer{}))
-			_, err := newClient(t, url).Exec(t.Context(), "x", api.ExecRequest{Argv: []string{"reboot"}})
-			if !errors.Is(err, &api.Error{Code: api.CodeOutcomeUnknown}) || len(r.requests()) != 1 {
-				t.Errorf("got %v after %d requests, want outcome_unknown after 1", err, len(r.requests()))
+			r, url := serve(t, step, answer(200, api.ExecAnswer{ExitCode: 3}))
+			got, err := newClient(t, url).Exec(t.Context(), "x", api.ExecRequest{Argv: []string{"reboot"}})
+			if asked := r.requests(); err != nil || got.ExitCode != 3 || len(asked) != 2 || asked[0].Key == "" || asked[0].Key != asked[1].Key {
+				t.Errorf("got %+v, %v after %v, want a command repeated under its key", got, err, asked)
 			}
-			host, url := serve(t, step, answer(200, api.Machine{}))
+			host, url := serve(t, step, answer(200, api.ExecAnswer{}))
 			h, err := NewHost(Config{Endpoints: []string{url}})
 			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := h.Exec(t.Context(), "x", api.ExecRequest{Argv: []string{"reboot"}}); !errors.Is(err, &api.Error{Code: api.CodeOutcomeUnknown}) || len(host.requests()) != 1 {
+				t.Errorf("got %v after %d requests, want outcome_unknown after 1", err, len(host.requests()))
+			}
+			host, url = serve(t, step, answer(200, api.Machine{}))
+			if h, err = NewHost(Config{Endpoints: []string{url}}); err != nil {
 				t.Fatal(err)
 			}
 			if err := h.Restart(t.Context(), "x"); !errors.Is(err, &api.Error{Code: api.CodeOutcomeUnknown}) || len(host.requests()) != 1 {
@@ -220,9 +227,12 @@ func TestOutcomeUnknownIsRepeatedOnlyUnderAKey(t *testing.T) {
 
 // A connection that the server closed while idle makes net/http itself send requests with a key again.
 func TestExecIsNotRepeatedOnAReusedConnection(t *testing.T) {
-	r, url := serve(t, answer(200, vm1), loseAnswer)
-	c := newClient(t, url)
-	if _, err := c.VM(t.Context(), "x"); err != nil {
+	r, url := serve(t, answer(200, api.Machine{}), loseAnswer)
+	c, err := NewHost(Config{Endpoints: []string{url}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.HostMemory(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.Exec(t.Context(), "x", api.ExecRequest{Argv: []string{"reboot"}}); err == nil {

@@ -194,7 +194,8 @@ func (c *Client) DeleteVM(ctx context.Context, id string) error {
 	return remove(ctx, c.caller, at("/fleet/vms", id))
 }
 
-// Exec runs a command in the guest. It is never run twice: when the answer is lost the error says so.
+// Exec runs a command in the guest. It is never run twice: all tries carry one key, by which the VM's node knows a
+// repeat and answers it as the first.
 func (c *Client) Exec(ctx context.Context, id string, req api.ExecRequest) (api.ExecAnswer, error) {
 	return runExec(ctx, c.caller, at("/fleet/vms", id, "exec"), req, newKey(""))
 }
@@ -205,7 +206,7 @@ func runExec(ctx context.Context, c *caller, path string, req api.ExecRequest, k
 	if secs == 0 {
 		secs = 60
 	}
-	_, err := c.do(ctx, call{method: http.MethodPost, path: path, body: req, key: key, once: true, hold: time.Duration(secs) * time.Second, out: &out})
+	_, err := c.do(ctx, call{method: http.MethodPost, path: path, body: req, key: key, once: key == "", hold: time.Duration(secs) * time.Second, out: &out})
 	return out, err
 }
 
