@@ -26,7 +26,9 @@ func TestTheNextLeaderFinishesAHandOver(t *testing.T) {
 		r.pool("p", body{"image": "tiny", "min_ready": 2, "max_total": 3})
 		old := r.leader()
 		launch := body{"name": "a", "pool": "p"}
-		r.cutOff(old) // the claim commits, and the node does not hear of it
+		for _, n := range r.nodes { // the claim commits, and the node does not hear of it
+			n.with(func() { n.silent = true })
+		}
 		lost := r.ask(old, "POST", "/fleet/vms", launch, api.HeaderIdempotencyKey, "k")
 		var id string
 		r.eventually("the claim to be committed", 10*time.Second, func() bool {
@@ -35,7 +37,11 @@ func TestTheNextLeaderFinishesAHandOver(t *testing.T) {
 			}
 			return id != ""
 		})
+		r.cutOff(old)
 		r.network.Isolate(old)
+		for _, n := range r.nodes {
+			n.with(func() { n.silent = false })
+		}
 		next := r.newLeader(old)
 		row := r.member(next).state.View().VM(id)
 		r.eventually("the next leader to hand it over", 20*time.Second, func() bool { m := r.node(row.Node).has(id); return m != nil && m.Name == "a" })

@@ -149,12 +149,17 @@ func TestAVMThatMayHaveBeenMadeGoesNowhereElse(t *testing.T) {
 		n1.with(func() { n1.lose = 1 })
 		done := make(chan reply, 1)
 		leader := r.leader()
-		go func() { done <- r.call(leader, "POST", "/fleet/vms", body{"name": "a", "image": "tiny"}) }()
+		go func() {
+			done <- r.call(leader, "POST", "/fleet/vms", body{"name": "a", "image": "tiny"}, api.HeaderIdempotencyKey, "k")
+		}()
 		r.eventually("the create to have reached n1", time.Minute, func() bool { return len(n1.log()) > 0 })
 		n1.with(func() { n1.closed = true })
 		r.wait(20 * time.Second)
 		n1.with(func() { n1.closed = false })
-		got := into[api.LaunchAnswer](t, <-done)
+		if first := <-done; first.code() != api.CodeOutcomeUnknown {
+			t.Errorf("while it is not known whether n1 has it: %s, want outcome_unknown", first)
+		}
+		got := into[api.LaunchAnswer](t, r.insist("POST", "/fleet/vms", body{"name": "a", "image": "tiny"}, "k"))
 		if got.Node != "n1" || len(r.node("n2").log()) > 0 {
 			t.Errorf("it is on %s and n2 was ordered %v", got.Node, r.node("n2").log())
 		}

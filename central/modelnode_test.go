@@ -57,6 +57,7 @@ type modelNode struct {
 	keepGone   time.Duration                                                             // how long ended VMs are reported; 0: for ever
 	late       time.Duration                                                             // the next order arrives that late, after its sender has given up
 	scrub      func(ctx context.Context, nth int, lease string) (api.ScrubAnswer, error) // how scrubs go, from 1 on; nil: well
+	execs      map[string]int                                                            // OP of a command → which run it was
 	scrubs     []string                                                                  // the leases they were asked for
 	kick, stop chan struct{}
 	ended      sync.WaitGroup
@@ -86,7 +87,7 @@ type orderLog struct {
 }
 
 func (r *rig) addNode(name string, change func(*modelNode)) *modelNode {
-	n := &modelNode{rig: r, name: name, vms: map[string]*machineRow{}, gone: map[string]ending{}, ran: map[string]*span{}, acked: map[string]string{}, kick: make(chan struct{}, 1), stop: make(chan struct{})}
+	n := &modelNode{rig: r, name: name, vms: map[string]*machineRow{}, gone: map[string]ending{}, ran: map[string]*span{}, execs: map[string]int{}, acked: map[string]string{}, kick: make(chan struct{}, 1), stop: make(chan struct{})}
 	n.facts = api.Register{Name: name, UUID: uuid.NewString(), BootID: "boot-1", Instance: "daemon-1", URL: "http://" + name, Backends: []string{api.BackendSim},
 		Capabilities: api.Capabilities{Rename: true}, VCPUsTotal: 64, MemoryMiBTotal: 65536, CPUOvercommit: 1, Labels: map[string]string{"host": name}, Images: []string{},
 		Density: api.Density{HostMemAvailableMiB: 60000}}
@@ -353,7 +354,7 @@ func (n *modelNode) serve(req *http.Request, body []byte) (status int, answer an
 		}
 		return http.StatusOK, api.Machine{ID: entry.id}, false
 	case strings.HasSuffix(req.URL.Path, "/exec"):
-		return http.StatusOK, api.ExecAnswer{Stdout: "hello\n"}, false
+		return n.exec(req.Header.Get(api.HeaderFencing))
 	case req.URL.Path == "/v1/scrub":
 		entry.op = opScrub
 	}
@@ -468,6 +469,21 @@ func (n *modelNode) change(entry orderLog, body []byte) (int, any, *api.Error, o
 		m.deadline = time.Now().Add(time.Duration(e.V) * time.Millisecond)
 	}
 	return http.StatusOK, m.Machine, nil, entry
+}
+
+// exec runs a command once for each OP, and answers with how often it has run.
+func (n *modelNode) exec(token string) (int, any, bool) {
+	_, op, _ := strings.Cut(token, ".")
+	_, op, ok := strings.Cut(op, ".")
+	if !ok {
+		return refused(api.Invalid(api.HeaderFencing, "a command without a token"))
+	}
+	if _, again := n.execs[op]; !again {
+		n.execs[op] = len(n.execs) + 1
+	}
+	lost := n.lose > 0
+	n.lose = max(0, n.lose-1)
+	return http.StatusOK, api.ExecAnswer{Stdout: fmt.Sprintf("run %d\n", n.execs[op])}, lost
 }
 
 // opScrub is a scrub in the log of orders; its id is the lease's.

@@ -15,21 +15,23 @@ import (
 )
 
 const (
-	orderTimeout = 10 * time.Second
-	answerCap    = 16 << 20 // an exec's two streams of 1 MiB grow when they are written as JSON
+	orderTimeout = 4 * time.Second  // an order that a node carries out at once
+	endTimeout   = 10 * time.Second // the end of a VM, which the node answers once it is gone
+	answerCap    = 16 << 20         // an exec's two streams of 1 MiB grow when they are written as JSON
 )
 
 // nodeCaller speaks to the daemons of nodes: no redirects, bounded answers, a deadline on everything.
 type nodeCaller struct {
 	client *http.Client
+	lanes  *lanes
 }
 
-func newNodeCaller(transport http.RoundTripper) *nodeCaller {
-	return &nodeCaller{&http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
+func newNodeCaller(transport http.RoundTripper, wall func() time.Time) *nodeCaller {
+	return &nodeCaller{&http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}, newLanes(wall)}
 }
 
 func nodeTransport() *http.Transport {
-	dial := (&net.Dialer{Timeout: 5 * time.Second}).DialContext
+	dial := (&net.Dialer{Timeout: 2 * time.Second}).DialContext
 	return &http.Transport{DialContext: dial, MaxIdleConnsPerHost: 16, MaxConnsPerHost: 64, IdleConnTimeout: 90 * time.Second}
 }
 
@@ -43,6 +45,16 @@ func (e notSent) Unwrap() error { return e.error }
 // call sends one request to a node and decodes a 2xx answer into out. An answer of the node is an *api.Error;
 // notSent says that nothing reached it; of any other error the outcome is unknown.
 func (c *nodeCaller) call(ctx context.Context, url, credential, method, path, token string, body, out any) error {
+	leave, err := c.lanes.enter(ctx, url, method, path)
+	if err != nil {
+		return err
+	}
+	err = c.send(ctx, url, credential, method, path, token, body, out)
+	leave(err)
+	return err
+}
+
+func (c *nodeCaller) send(ctx context.Context, url, credential, method, path, token string, body, out any) error {
 	var reader io.Reader
 	if body != nil {
 		raw, err := json.Marshal(body)
@@ -75,6 +87,9 @@ func (c *nodeCaller) call(ctx context.Context, url, credential, method, path, to
 		return fmt.Errorf("reading the node's answer: %w", err)
 	}
 	if resp.StatusCode >= 200 && resp.StatusCode < 300 {
+		if heard, ok := out.(interface{ hear(http.Header) }); ok {
+			heard.hear(resp.Header)
+		}
 		if out == nil || len(raw) == 0 {
 			return nil
 		}
@@ -92,6 +107,16 @@ func (c *nodeCaller) call(ctx context.Context, url, credential, method, path, to
 
 // text fetches a plain-text answer.
 func (c *nodeCaller) text(ctx context.Context, url, credential, path string) ([]byte, error) {
+	leave, err := c.lanes.enter(ctx, url, http.MethodGet, path)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := c.fetch(ctx, url, credential, path)
+	leave(err)
+	return raw, err
+}
+
+func (c *nodeCaller) fetch(ctx context.Context, url, credential, path string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+path, nil)
 	if err != nil {
 		return nil, fmt.Errorf("asking a node: %w", err)

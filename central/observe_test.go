@@ -273,7 +273,8 @@ func TestSparesOfSilentNodesAreNotHandedOut(t *testing.T) {
 		f.listing(node, now.Add(-ago), "1")
 	}
 	w.health("suspect", api.NodeSuspect) // the state says it already
-	g := &reign{r: &Replica{fleet: f, wall: func() time.Time { return now }}}
+	wall := func() time.Time { return now }
+	g := &reign{r: &Replica{fleet: f, wall: wall, calls: newNodeCaller(nil, wall)}}
 	got, err := g.rankLaunch(w.view(), "id", fsm.Launch{Name: "a", Image: "linux"})
 	if diff := cmp.Diff([]string{"silent"}, got.NoHandOut); err != nil || diff != "" {
 		t.Errorf("not to be handed out from (-want +got), %v:\n%s", err, diff)

@@ -32,6 +32,7 @@ type orders struct {
 	confirmed map[string]uint64    // the order a node confirmed for a VM, while that is not committed
 	doubtful  map[string]string    // the node that may have made a VM, though its answer did not arrive
 	absent    map[string]time.Time // when a node first said that it does not have a VM, while its list is awaited
+	busy      map[string]bool      // what else is being done, by name
 	closed    bool
 	running   sync.WaitGroup
 }
@@ -52,7 +53,7 @@ type settled struct {
 }
 
 func newOrders(r *reign) *orders {
-	return &orders{reign: r, active: map[string]*order{}, confirmed: map[string]uint64{}, doubtful: map[string]string{}, absent: map[string]time.Time{}}
+	return &orders{reign: r, active: map[string]*order{}, confirmed: map[string]uint64{}, doubtful: map[string]string{}, absent: map[string]time.Time{}, busy: map[string]bool{}}
 }
 
 // close waits for the orders under way; no more are given.
@@ -61,6 +62,22 @@ func (o *orders) close() {
 	o.closed = true
 	o.mu.Unlock()
 	o.running.Wait()
+}
+
+// once does what is named in the background, unless that is under way.
+func (o *orders) once(what string, do func()) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closed || o.busy[what] {
+		return
+	}
+	o.busy[what] = true
+	o.running.Go(func() {
+		do()
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		delete(o.busy, what)
+	})
 }
 
 // ensure works on the VM, or makes whoever does so look at its row once more.
@@ -203,7 +220,11 @@ func (o *orders) step(row *fsm.VM) (out settled, again bool) {
 }
 
 func (o *orders) send(row *fsm.VM, node *fsm.Node, b *beat, method, path string, body, out any) error {
-	ctx, cancel := context.WithTimeout(o.reign.ctx, orderTimeout)
+	timeout := orderTimeout
+	if takesLong(method, path) {
+		timeout = endTimeout
+	}
+	ctx, cancel := context.WithTimeout(o.reign.ctx, timeout)
 	defer cancel()
 	token := fmt.Sprintf("%d.%d.%d", o.reign.view().Meta().Epoch, o.reign.term, row.Order)
 	return o.reign.r.calls.call(ctx, node.URL, b.credential, method, path, token, body, out)
@@ -253,7 +274,7 @@ func (o *orders) create(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 		return settled{}, false
 	}
 	var unsent notSent
-	refusal := ""
+	refusal, why := "", ""
 	switch code := codeOf(err); {
 	case code == api.CodeStaleToken:
 		return settled{open: err}, true
@@ -262,16 +283,16 @@ func (o *orders) create(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 	case code.Temporary() && !o.lacks(row, node, b):
 		return settled{open: err}, true // a daemon that is only starting says no to all, also to what it has
 	case code != "" && code != api.CodeInternal && code != api.CodeOutcomeUnknown:
-		refusal = errorDetail(err)
+		refusal, why = errorDetail(err), whyRefused(refusalOf(err))
 	case errors.As(err, &unsent) && row.Placed == o.reign.term && !o.doubts(row):
-		refusal = "node " + row.Node + " cannot be reached"
+		refusal, why = "node "+row.Node+" cannot be reached", api.WhyUnhealthy
 	case errors.As(err, &unsent):
 		return settled{open: err}, true
 	default:
 		o.doubt(row)
 		return settled{open: err}, true
 	}
-	moved, err := o.reign.move(row, refusal)
+	moved, err := o.reign.move(row, refusal, why)
 	if err != nil {
 		return settled{open: err}, true
 	}
@@ -327,6 +348,7 @@ func (o *orders) change(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 	var now api.Machine
 	err := o.send(row, node, b, "PATCH", "/v1/vms/"+url.PathEscape(row.ID), changeBody(row, o.reign.now()), &now)
 	code := codeOf(err)
+	var unsent notSent
 	alive := now.State == api.StateRunning || now.State == api.StatePaused
 	switch {
 	case err == nil && (alive || !row.HandOver):
@@ -338,10 +360,13 @@ func (o *orders) change(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 		}
 		o.confirm(row, report)
 		return out, false
-	case row.HandOver && (err == nil || code != "" && code != api.CodeStaleToken && code != api.CodeInternal && code != api.CodeUnauthenticated && !code.Temporary()):
+	case row.HandOver && (err == nil || errors.As(err, &unsent) || code != "" && code != api.CodeStaleToken && code != api.CodeInternal && code != api.CodeUnauthenticated && !code.Temporary()):
 		refusal := errorDetail(err)
-		if err == nil {
+		switch {
+		case err == nil:
 			refusal = "the VM is " + string(now.State)
+		case code == "": // whatever an earlier try did there, the spare ends and is nobody's
+			refusal = "node " + row.Node + " cannot be reached"
 		}
 		moved, err := o.reign.failHandOver(row, refusal)
 		if err != nil {
@@ -363,11 +388,17 @@ func (o *orders) change(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 
 // codeOf is the code a node refused with, empty when it did not answer with one.
 func codeOf(err error) api.Code {
-	var refused *api.Error
-	if errors.As(err, &refused) {
+	if refused := refusalOf(err); refused != nil {
 		return refused.Code
 	}
 	return ""
+}
+
+// refusalOf is what a node answered instead of carrying an order out; nil when it did not answer.
+func refusalOf(err error) *api.Error {
+	var refused *api.Error
+	errors.As(err, &refused)
+	return refused
 }
 
 func errorDetail(err error) string {

@@ -23,13 +23,14 @@ type need struct {
 	nodes                       []string          // a pool's; empty: any
 	selector                    map[string]string // the launch's
 	poolSelector                map[string]string
-	tried                       []string
-	spare                       bool // for a pool: the host must be able to hand over, and not be starting too many
+	tried                       map[string]string // hosts that refused it, and the reason each stands for
+	spare                       bool              // for a pool: the host must be able to hand over, and not be starting too many
 }
 
 // weather is what a host last reported of itself, beside its committed facts.
 type weather struct {
 	known     bool // it was heard by this process
+	mute      bool // it does not answer this process now
 	density   api.Density
 	vcpus     int // sum over its own list of VMs, with those made on the host directly
 	memoryMiB int64
@@ -77,7 +78,9 @@ func exclude(view fsm.View, node *fsm.Node, w weather, n need, taken load) strin
 	case len(n.nodes) > 0 && !slices.Contains(n.nodes, node.Name),
 		!api.Matches(n.selector, node.Labels), !api.Matches(n.poolSelector, node.Labels):
 		return api.WhyLabel
-	case slices.Contains(n.tried, node.Name):
+	case n.tried[node.Name] != "":
+		return n.tried[node.Name]
+	case w.mute:
 		return api.WhyUnhealthy
 	case strings.HasPrefix(n.imagePath, "sim:") != (node.Backend(n.backend) == api.BackendSim):
 		return api.WhyBackend

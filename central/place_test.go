@@ -112,7 +112,7 @@ func TestReasonsCountTheHostsThatAreRuledOut(t *testing.T) {
 		"nodes of the pool":      {with(linux(), func(n *need) { n.nodes = []string{"b"} }), func(w *world) { w.node(host("a")); w.node(host("b")) }, nil, nil, map[string]int{api.WhyLabel: 1}, []string{"b"}},
 		"a named node counts alone": {with(linux(), func(n *need) { n.node, n.memoryMiB = "b", 1<<20 }), func(w *world) { w.node(host("a")); w.node(host("b")) }, nil, nil,
 			map[string]int{api.WhyMemory: 1}, nil},
-		"tried before":                    {with(linux(), func(n *need) { n.tried = []string{"a"} }), func(w *world) { w.node(host("a")); w.node(host("b")) }, nil, nil, map[string]int{api.WhyUnhealthy: 1}, []string{"b"}},
+		"tried before":                    {with(linux(), func(n *need) { n.tried = map[string]string{"a": api.WhyImage} }), func(w *world) { w.node(host("a")); w.node(host("b")) }, nil, nil, map[string]int{api.WhyImage: 1}, []string{"b"}},
 		"critical is out":                 {linux(), func(w *world) { w.node(host("a")); w.node(host("b")) }, map[string]weather{"a": under(api.PressureCritical)}, nil, map[string]int{api.WhyPressure: 1}, []string{"b"}},
 		"cordoned":                        {linux(), func(w *world) { w.node(host("a")); w.patchNode("a", true, false) }, nil, nil, map[string]int{api.WhyCordoned: 1}, nil},
 		"draining":                        {linux(), func(w *world) { w.node(host("a")); w.patchNode("a", true, true) }, nil, nil, map[string]int{api.WhyCordoned: 1}, nil},

@@ -79,7 +79,7 @@ func TestSharedPoolsAreHiddenUnlessPolicyLetsTenantsUseThem(t *testing.T) {
 			}
 			r.full("shared")
 		}
-		r.must(operatorToken, "PATCH", "/fleet/policy", body{"allow_shared_pool_claims": true})
+		r.must(operatorToken, "PATCH", "/fleet/policy", body{"allow_shared_pool_claims": true, "isolate_tenant_networks": false, "require_lease_for_macos": true})
 		for image, guestOS := range map[string]string{"tiny": "linux", "mac": "macos"} {
 			if guestOS == "macos" {
 				r.must(operatorToken, "POST", "/fleet/images", body{"name": image, "path": "sim:?mac", "guest_os": guestOS, "vcpus": 2, "memory_mib": 4096, "has_agent": true})

@@ -39,6 +39,7 @@ func (g *reign) loops() []loop {
 		{"vm", vmPeriod, g.vmPoke, g.passVMs},
 		{"lease", leasePeriod, g.leasePoke, g.passLeases},
 		{"node", nodePeriod, nil, g.passNodes},
+		{"probe", probePeriod, nil, g.passProbes},
 	}
 }
 
@@ -76,7 +77,7 @@ func (g *reign) observeOnce(ctx context.Context) {
 			g.outcomes.add(ctx, one, nil)
 		}
 		for _, id := range strangers {
-			g.removeStranger(ctx, node, id)
+			g.orders.once("stranger "+node.Name+" "+id, func() { g.removeStranger(ctx, node, id) })
 		}
 	}
 }
@@ -88,7 +89,7 @@ func (g *reign) removeStranger(ctx context.Context, node *fsm.Node, id string) {
 		return
 	}
 	token := fmt.Sprintf("%d.%d.%d", g.view().Meta().Epoch, g.term, g.view().Index())
-	ctx, cancel := context.WithTimeout(ctx, orderTimeout)
+	ctx, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
 	g.r.logger.Info("removing a VM of this cluster that the fleet does not know", "node", node.Name, "vm", id)
 	if err := g.r.calls.call(ctx, node.URL, b.credential, "DELETE", "/v1/vms/"+id, token, nil, nil); err != nil {
@@ -271,7 +272,7 @@ func (g *reign) chooseHosts(view fsm.View, p *fsm.Pool, fill int, body *fsm.Fill
 	n.imagePath = image.Path
 	taken := map[string]load{}
 	for range fill {
-		candidates, reasons := rank(view, g.r.fleet.weather, n, taken)
+		candidates, reasons := rank(view, g.weatherOf(view), n, taken)
 		if len(candidates) == 0 {
 			body.Wait = noRoom(reasons)
 			return

@@ -64,7 +64,13 @@ func (g *reign) proposeFor(ctx context.Context, who caller, kind fsm.Kind, op *f
 
 // need of a VM that has its row.
 func needOf(row *fsm.VM, host *fsm.Node) need {
-	n := need{tenant: row.Tenant, guestOS: row.GuestOS, imagePath: row.ImagePath, vcpus: row.VCPUs, memoryMiB: row.MemoryMiB, tried: append([]string{row.Node}, row.Tried...), spare: row.Warm}
+	n := need{tenant: row.Tenant, guestOS: row.GuestOS, imagePath: row.ImagePath, vcpus: row.VCPUs, memoryMiB: row.MemoryMiB, tried: map[string]string{}, spare: row.Warm}
+	for i, node := range row.Tried {
+		n.tried[node] = api.WhyUnhealthy
+		if i < len(row.TriedFor) && row.TriedFor[i] != "" {
+			n.tried[node] = row.TriedFor[i]
+		}
+	}
 	if host == nil || host.Backend("") != row.Backend {
 		n.backend = row.Backend
 	}
@@ -84,12 +90,17 @@ func (n need) constrain(view fsm.View, pool string, l *fsm.Launch) need {
 	return n
 }
 
-// move gives a VM that its host refused to the next one.
-func (g *reign) move(row *fsm.VM, refusal string) (fsm.Moved, error) {
+// move gives a VM that its host refused to the next one. Once as many have refused it as three rankings name, no other
+// is asked.
+func (g *reign) move(row *fsm.VM, refusal, why string) (fsm.Moved, error) {
 	view := g.view()
 	n := needOf(row, view.Node(row.Node)).constrain(view, row.Pool, row.Launch)
-	candidates, reasons := rank(view, g.r.fleet.weather, n, nil)
-	result, err := g.propose(g.ctx, fsm.KindMoveVM, "central", nil, fsm.MoveVM{ID: row.ID, From: row.Node, Refusal: refusal, Candidates: candidates, Reasons: reasons})
+	n.tried[row.Node] = why
+	candidates, reasons := rank(view, g.weatherOf(view), n, nil)
+	if len(row.Tried)+1 >= rankings*maxCandidates {
+		candidates = nil
+	}
+	result, err := g.propose(g.ctx, fsm.KindMoveVM, "central", nil, fsm.MoveVM{ID: row.ID, From: row.Node, Refusal: refusal, Why: why, Candidates: candidates, Reasons: reasons})
 	return moved(result, err)
 }
 
@@ -104,7 +115,7 @@ func (g *reign) failHandOver(row *fsm.VM, refusal string) (fsm.Moved, error) {
 	if plan.Image != nil {
 		n.imagePath = plan.Image.Path
 	}
-	candidates, reasons := rank(view, g.r.fleet.weather, n, nil)
+	candidates, reasons := rank(view, g.weatherOf(view), n, nil)
 	result, err := g.propose(g.ctx, fsm.KindFailHandOver, "central", nil, fsm.FailHandOver{ID: row.ID, NewID: newID(), Refusal: refusal, Candidates: candidates, Reasons: reasons})
 	return moved(result, err)
 }

@@ -125,7 +125,7 @@ func New(cfg Config) (*Replica, error) {
 		}
 	}
 	r := &Replica{cfg: cfg, logger: cfg.Logger, wall: cfg.Wall, state: fsm.New(), clock: &leaderClock{wall: cfg.Wall},
-		fleet: newFleet(cfg.Wall()), calls: newNodeCaller(cfg.Nodes), opened: make(chan struct{}), closing: make(chan struct{})}
+		fleet: newFleet(cfg.Wall()), calls: newNodeCaller(cfg.Nodes, cfg.Wall), opened: make(chan struct{}), closing: make(chan struct{})}
 	r.stored.Store(-1)
 	r.metrics = newMetrics(r)
 	return r, nil

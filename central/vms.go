@@ -14,7 +14,7 @@ import (
 
 const (
 	rankings      = 3                // how often a launch is ranked anew when the hosts filled up meanwhile
-	settleTimeout = 45 * time.Second // how long a launch's answer waits for the node
+	settleTimeout = 12 * time.Second // how long a launch's answer waits for the node; its order is repeated after that all the same
 	readyTimeout  = 15 * time.Minute // the same with wait=ready
 )
 
@@ -125,10 +125,10 @@ func (g *reign) rankLaunch(view fsm.View, id string, l fsm.Launch) (fsm.LaunchVM
 	}
 	n := need{tenant: l.Tenant, guestOS: plan.GuestOS, imagePath: plan.Image.Path, vcpus: plan.VCPUs, memoryMiB: plan.MemoryMiB}.constrain(view, l.Pool, &l)
 	out := fsm.LaunchVM{ID: id, Launch: l}
-	out.Candidates, out.Reasons = rank(view, g.r.fleet.weather, n, nil)
+	out.Candidates, out.Reasons = rank(view, g.weatherOf(view), n, nil)
 	wall := g.r.wall()
 	for node := range view.Nodes("") {
-		if node.State == api.NodeHealthy && g.r.fleet.silence(node.Name, wall) >= suspectAfter { // the state rules out the others
+		if node.State == api.NodeHealthy && (g.r.fleet.silence(node.Name, wall) >= suspectAfter || g.r.calls.lanes.skips(node.URL)) { // the state rules out the others
 			out.NoHandOut = append(out.NoHandOut, node.Name)
 		}
 	}
@@ -282,50 +282,6 @@ func (q *request) remove(v *fsm.VM) error {
 	return q.noContent()
 }
 
-// onNode sends a request about the VM to its node, with no fencing token: it changes nothing that rows know.
-func (q *request) onNode(ctx context.Context, v *fsm.VM, method, path string, body, out any) error {
-	node, b := q.r.state.View().Node(v.Node), q.r.fleet.get(v.Node)
-	if node == nil || b == nil {
-		return api.Errorf(api.CodeUnavailable, "node %s was not heard yet; try again in a moment", v.Node)
-	}
-	err := q.r.calls.call(ctx, node.URL, b.credential, method, "/v1/vms/"+url.PathEscape(v.ID)+path, "", body, out)
-	if codeOf(err) != "" || err == nil {
-		return err
-	}
-	q.r.logger.Warn("a node did not answer", "node", v.Node, "vm", v.ID, "path", path, "error", err)
-	var unsent notSent
-	if method != http.MethodGet && !errors.As(err, &unsent) {
-		return api.Errorf(api.CodeOutcomeUnknown, "node %s did not answer, and may have done it all the same; look before you repeat it", v.Node)
-	}
-	return api.Errorf(api.CodeUnavailable, "node %s does not answer; try again, or see fluxctl fleet node %s", v.Node, v.Node)
-}
-
-// execVM runs a command in the guest.
-func (q *request) execVM() error {
-	var body api.ExecRequest
-	if err := q.decode(&body); err != nil {
-		return err
-	}
-	v, err := q.vm(q.r.state.View())
-	if err != nil {
-		return err
-	}
-	if v.State != api.StateRunning || v.ReadyAt == 0 {
-		return api.Errorf(api.CodeConflict, "the guest agent of VM %s has not answered yet (state %s); wait until ready_at is set", v.Name, v.State)
-	}
-	seconds := body.TimeoutSecs
-	if seconds == 0 {
-		seconds = 60
-	}
-	ctx, cancel := context.WithTimeout(q.Context(), time.Duration(seconds)*time.Second+orderTimeout)
-	defer cancel()
-	var out api.ExecAnswer
-	if err := q.onNode(ctx, v, http.MethodPost, "/exec", body, &out); err != nil {
-		return err
-	}
-	return q.send(http.StatusOK, out)
-}
-
 // consoleLimit is how much of a console's end is shown at most, in bytes.
 const consoleLimit = 256 << 10
 
@@ -346,7 +302,7 @@ func (q *request) getConsole() error {
 		if codeOf(err) != "" {
 			return err
 		}
-		return api.Errorf(api.CodeUnavailable, "node %s does not answer; try again, or see fluxctl fleet node %s", v.Node, v.Node)
+		return noAnswer(v.Node)
 	}
 	q.w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	q.index(q.r.state.View())
