@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/gorilla/mux"
 
+	"github.com/fluxvm/fluxvm/central/console"
 	"github.com/fluxvm/fluxvm/fsm"
 	"github.com/fluxvm/fluxvm/pkg/api"
 )
@@ -26,7 +27,7 @@ type route struct {
 	handle       func(*request) error
 }
 
-// routes is the whole API. A route that is not here does not exist.
+// routes is the whole API. A route that is not here does not exist. The console's files lie beside it: see serveConsole.
 func (r *Replica) routes() []route {
 	return []route{
 		{"GET", "/healthz", forAnyone, true, (*request).healthz},
@@ -111,11 +112,28 @@ func (r *Replica) router(forwarded bool) http.Handler {
 	for _, rt := range r.routes() {
 		m.Handle(rt.path, r.handler(rt, forwarded)).Methods(rt.method)
 	}
+	if !forwarded {
+		r.serveConsole(m)
+	}
 	m.MethodNotAllowedHandler = refuseMethod(m)
 	m.NotFoundHandler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		writeError(w, requestID(req), api.Errorf(api.CodeNotFound, "there is no such route; GET /openapi.json lists them"))
 	})
 	return m
+}
+
+// serveConsole lets the router answer with the web page's files. They are no part of the API, need no token and no
+// leader, and are never forwarded: a replica that is cut off still shows a page that can say so.
+func (r *Replica) serveConsole(m *mux.Router) {
+	files := http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		a := &answer{ResponseWriter: w, status: http.StatusOK}
+		r.console.ServeHTTP(a, req)
+		r.metrics.answered(console.Path, req.Method, a.status)
+	})
+	for _, path := range []string{"/", strings.TrimSuffix(console.Path, "/")} {
+		m.Handle(path, files).Methods(http.MethodGet, http.MethodHead)
+	}
+	m.PathPrefix(console.Path).Handler(files).Methods(http.MethodGet, http.MethodHead)
 }
 
 // refuseMethod answers a path that is there with a method that it does not take.

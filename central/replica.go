@@ -22,6 +22,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/fluxvm/fluxvm/central/consensus"
+	"github.com/fluxvm/fluxvm/central/console"
 	"github.com/fluxvm/fluxvm/fsm"
 )
 
@@ -78,6 +79,7 @@ type Replica struct {
 	fleet   *fleet
 	calls   *nodeCaller
 	metrics *metrics
+	console *console.Handler
 	used    keyUses
 	log     *consensus.Node // set by Run before opened is closed
 	opened  chan struct{}
@@ -126,6 +128,10 @@ func New(cfg Config) (*Replica, error) {
 	}
 	r := &Replica{cfg: cfg, logger: cfg.Logger, wall: cfg.Wall, state: fsm.New(), clock: &leaderClock{wall: cfg.Wall},
 		fleet: newFleet(cfg.Wall()), calls: newNodeCaller(cfg.Nodes, cfg.Wall), opened: make(chan struct{}), closing: make(chan struct{})}
+	var err error
+	if r.console, err = console.New(); err != nil {
+		return nil, err
+	}
 	r.stored.Store(-1)
 	r.metrics = newMetrics(r)
 	return r, nil
