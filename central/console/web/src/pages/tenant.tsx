@@ -1,0 +1,175 @@
+import { useEffect, useState } from "preact/hooks";
+import { all, del, get, patch, post, Problem, seg } from "../api.ts";
+import type { Key, Quota, Tenant, TenantUsage } from "../api.ts";
+import { duration, memory, mib } from "../format.ts";
+import { happened, lost, tenants, took } from "../live.ts";
+import { go, link } from "../route.ts";
+import { me } from "../session.ts";
+import { DataTable } from "../table.tsx";
+import { Ago, ask, Bar, Button, Dialog, Empty, Facts, FormDialog, mistyped, Page, Panel, refuse, say, Secret, Select, Skeleton, Tag, Text } from "../ui.tsx";
+import { UsageByDay } from "./leases.tsx";
+
+const kinds: { key: keyof Quota; held: keyof TenantUsage["used"]; text: string; show: (n: number) => string }[] = [
+  { key: "max_vms", held: "vms", text: "VMs", show: String },
+  { key: "max_vcpus", held: "vcpus", text: "vCPUs", show: String },
+  { key: "max_memory_mib", held: "memory_mib", text: "Memory", show: mib },
+  { key: "max_macos_guests", held: "macos_guests", text: "macOS guests", show: String },
+  { key: "max_leases", held: "leases", text: "Leases", show: String },
+  { key: "max_pools", held: "pools", text: "Pools", show: String },
+];
+
+export const QuotaBars = ({ usage: u }: { usage: TenantUsage }) => (
+  <div>
+    {kinds.map(({ key, held, text, show }) => {
+      const max = u.quota[key], used = u.used[held] ?? 0;
+      return (
+        <div class="gauge" key={key}>
+          <span>{text}</span>
+          {max === null || max === undefined ? <div class="bar none" aria-hidden="true" /> : <Bar value={used} max={max} tone={used >= max && max > 0 ? "warn" : "plain"} label={`${text} of ${u.tenant}`} />}
+          <span class="num">{max === null || max === undefined ? <>{show(used)} <span class="dim">no limit</span></> : `${show(used)} of ${show(max)}`}</span>
+        </div>
+      );
+    })}
+  </div>
+);
+
+export type QuotaForm = Partial<Record<keyof Quota, string>>;
+
+/** Reads the form: an empty field is no limit. */
+export function quotaOf(form: QuotaForm): Quota {
+  const out: Record<string, number | null> = {};
+  for (const { key, text } of kinds) {
+    const typed = form[key]?.trim() ?? "";
+    const n = typed === "" ? null : key === "max_memory_mib" ? memory(typed) : /^\d+$/.test(typed) ? Number(typed) : NaN;
+    if (typed !== "" && (n === null || Number.isNaN(n))) throw mistyped("quota", `${text}: write a whole number${key === "max_memory_mib" ? ", or memory such as 64G" : ""}`);
+    out[key] = n;
+  }
+  return out as Quota;
+}
+
+export const QuotaFields = ({ form, set, error }: { form: QuotaForm; set: (f: QuotaForm) => void; error: Problem | null }) => (
+  <fieldset>
+    <legend>Quota <span class="dim">(empty is no limit, 0 is none)</span></legend>
+    <div class="two">
+      {kinds.map(({ key, text }) => <Text key={key} label={text} field={"quota." + key} error={error} value={form[key] ?? ""} set={(v) => set({ ...form, [key]: v })} placeholder="no limit" />)}
+    </div>
+  </fieldset>
+);
+
+function EditQuota({ tenant: t, close }: { tenant: Tenant; close: () => void }) {
+  const [form, setForm] = useState<QuotaForm>(() => Object.fromEntries(kinds.map(({ key }) => [key, t.quota[key] === null || t.quota[key] === undefined ? "" : String(t.quota[key])])));
+  const send = async () => {
+    took("tenant", await patch<Tenant>(`/fleet/tenants/${seg(t.name)}`, { quota: quotaOf(form) }));
+    say(`Changed the quota of ${t.name}`);
+  };
+  return (
+    <FormDialog title={`Quota of ${t.name}`} action="Change quota" send={send} close={close}>
+      {(error) => <>
+        <p class="dim">What {t.name} holds already it keeps, even above a new limit.</p>
+        <QuotaFields form={form} set={setForm} error={error} />
+      </>}
+    </FormDialog>
+  );
+}
+
+function NewKey({ path, roles, close, made }: { path: string; roles: string[]; close: () => void; made: (k: Key) => void }) {
+  const [role, setRole] = useState(roles[0]!);
+  const [ends, setEnds] = useState("90d");
+  const send = async () => {
+    const secs = ends.trim() ? duration(ends) : 0;
+    if (secs === null) throw mistyped("expires_in_secs", "write the time as 12h or 90d");
+    made(await post<Key>(path, { role, expires_in_secs: secs }));
+  };
+  return (
+    <FormDialog title="Make a key" action="Make key" send={send} close={close}>
+      {(error) => <>
+        <Select label="Role" field="role" error={error} value={role} set={setRole} options={roles.map((r) => ({ value: r, text: r === "viewer" ? "Viewer: may look only" : r === "tenant" ? "Tenant: may do all the tenant may" : "Operator: may do everything" }))} />
+        <Text label="Expires in" field="expires_in_secs" error={error} value={ends} set={setEnds} placeholder="90d" hint="Empty: it does not expire" />
+      </>}
+    </FormDialog>
+  );
+}
+
+/** Keys of a tenant, or the operator's. A secret is in the answer that made it, and nowhere else. */
+export function Keys({ path, roles }: { path: string; roles: string[] }) {
+  const [keys, setKeys] = useState<Key[] | null>(null);
+  const [making, setMaking] = useState(false);
+  const [secret, setSecret] = useState<Key | null>(null);
+  const ask_ = () => all<Key>(path).then((k) => setKeys(k.items), refuse);
+  useEffect(() => void ask_(), [path]);
+  const writes = Boolean(me.value?.writes);
+  const revoke = (k: Key) => ask({
+    title: "Revoke this key?",
+    body: <p>Whoever uses {k.id.slice(0, 8)} is refused from now on, and running streams end. This cannot be undone.</p>,
+    action: "Revoke key",
+    danger: true,
+    act: async () => {
+      await del(`${path}/${seg(k.id)}`);
+      say("Revoked the key");
+      await ask_();
+    },
+  });
+  return (
+    <Panel title="Keys" actions={<Button disabled={!writes} act={() => setMaking(true)}>Make key</Button>}>
+      {!keys ? <Skeleton /> : (
+        <DataTable label="Keys" rows={keys} id={(k) => k.id} sort={2} down size={10} empty={<Empty title="No key yet">A key lets a person, a pipeline or Terraform in.</Empty>} columns={[
+          { head: "Key", cell: (k) => <code>{k.id.slice(0, 8)}</code> },
+          { head: "Role", cell: (k) => <Tag>{k.role}</Tag> },
+          { head: "Made", by: (k) => k.created_at ?? "", cell: (k) => <Ago at={k.created_at} />, num: true },
+          { head: "Used", cell: (k) => <Ago at={k.last_used_at} />, num: true },
+          { head: "Expires", cell: (k) => <Ago at={k.expires_at} />, num: true },
+          { head: "", cell: (k) => writes && <Button kind="quiet" act={() => revoke(k)} aria-label={`Revoke key ${k.id.slice(0, 8)}`}>Revoke</Button> },
+        ]} />
+      )}
+      {making && <NewKey path={path} roles={roles} close={() => setMaking(false)} made={(k) => (setSecret(k), void ask_())} />}
+      {secret?.secret && (
+        <Dialog title="The new key" close={() => setSecret(null)}>
+          <Secret value={secret.secret} what={`A ${secret.role} key.`} />
+          <footer><Button kind="main" act={() => setSecret(null)}>I have copied it</Button></footer>
+        </Dialog>
+      )}
+    </Panel>
+  );
+}
+
+export function OneTenant({ name }: { name: string }) {
+  const t = tenants.value?.find((one) => one.name === name);
+  const [usage, setUsage] = useState<TenantUsage | null>(null);
+  const [missing, setMissing] = useState<unknown>(null);
+  const [editing, setEditing] = useState(false);
+  const tick = Math.floor(happened.value / 4);
+  useEffect(() => {
+    get<TenantUsage>(`/fleet/tenants/${seg(name)}/usage`).then(setUsage, setMissing);
+  }, [name, t?.version, tick]);
+  const back = { href: link("leases"), text: "Leases and tenants" };
+  const operator = me.value?.side === "operator";
+  if (!t) return <Page title={tenants.value ? "Not here" : "\u00a0"} back={back}>{tenants.value && missing ? <Empty title={missing instanceof Error ? missing.message : "There is no such tenant"} /> : <Skeleton lines={6} />}</Page>;
+  const remove = () => ask({
+    title: `Remove tenant ${t.name}?`,
+    body: <p>Its keys stop working. Delete its VMs, pools and leases first: the API refuses otherwise.</p>,
+    action: "Remove tenant",
+    danger: true,
+    act: async () => {
+      await del(`/fleet/tenants/${seg(t.name)}`);
+      lost("tenant", t);
+      go(link("leases"));
+      say(`Removed tenant ${t.name}`);
+    },
+  });
+  return (
+    <Page title={t.name} back={back} note="Tenant" actions={operator && me.value?.writes && <>
+      <Button act={() => setEditing(true)}>Change quota</Button>
+      <Button kind="danger" act={remove}>Remove</Button>
+    </>}>
+      <div class="columns">
+        <Panel title="Quota">
+          {usage ? <QuotaBars usage={usage} /> : <Skeleton lines={5} />}
+          <Facts of={[["Time limit unless named", t.default_ttl_seconds ? `${t.default_ttl_seconds / 3600} h` : ""], ["Longest time limit", t.max_ttl_seconds ? `${t.max_ttl_seconds / 3600} h` : ""], ["Added", <Ago at={t.created_at} />]]} />
+        </Panel>
+        <Keys path={`/fleet/tenants/${seg(t.name)}/keys`} roles={["tenant", "viewer"]} />
+      </div>
+      <UsageByDay tenant={t.name} />
+      {editing && <EditQuota tenant={t} close={() => setEditing(false)} />}
+    </Page>
+  );
+}
