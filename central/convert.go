@@ -44,7 +44,7 @@ func wireVM(v *fsm.VM) api.VM {
 func wirePool(view fsm.View, p *fsm.Pool, hideNodes bool) api.Pool {
 	out := api.Pool{
 		Name: p.Name, Owner: p.Owner(), Tenant: orNull(p.Tenant), Image: p.Image, GuestOS: p.GuestOS,
-		Size: api.Size{VCPUs: p.VCPUs, MemoryMiB: p.MemoryMiB, DiskSizeGiB: p.DiskGiB}, MinReady: p.MinReady, MaxTotal: p.MaxTotal,
+		Size: api.Size{VCPUs: p.VCPUs, MemoryMiB: p.MemoryMiB, DiskSizeGiB: p.DiskGiB}, MinReady: p.MinReady, MaxTotal: p.MaxTotal, MaxTotalSet: p.MaxTotalSet,
 		NodeSelector: notNil(p.NodeSelector), Nodes: p.Nodes, Readiness: p.Readiness, CreatedAt: p.CreatedAt, Version: p.Version,
 		Status: poolStatus(view, p), Warm: []api.WarmVM{},
 	}

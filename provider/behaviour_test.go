@@ -2,6 +2,7 @@ package provider
 
 import (
 	"context"
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -16,54 +17,43 @@ import (
 	"github.com/hashicorp/terraform-plugin-testing/terraform"
 
 	"github.com/fluxvm/fluxvm/pkg/api"
+	"github.com/fluxvm/fluxvm/pkg/client"
 )
 
-func TestUpdatesSendOnlyWhatChanged(t *testing.T) {
-	f := fakeOne(t)
+func TestAccUpdatesSendOnlyWhatChanged(t *testing.T) {
+	f := newFleet(t).recorded(t)
 	vm := func(extra string) string {
 		return "resource \"fluxvm_vm\" \"one\" {\n  name = \"NAME(one)\"\n  image = fluxvm_image.tiny.name\n  memory_mib = 160\n" + extra + "\n}"
-	}
-	sent := func(prefix, want string) resource.TestCheckFunc {
-		return func(*terraform.State) error {
-			if got := f.fake.lastChange(prefix); !strings.HasSuffix(got, " "+want) {
-				t.Errorf("sent %s, want %s", got, want)
-			}
-			return nil
-		}
 	}
 	f.run(t,
 		resource.TestStep{Config: f.config(imageBlock(f.image), poolBlock("  min_ready = 1\n  max_total = 7"), vm("  labels = { a = \"1\", b = \"1\" }"))},
 		resource.TestStep{Config: f.config(imageBlock(f.image), poolBlock("  min_ready = 2\n  max_total = 7"), vm("  labels = { a = \"2\" }")),
-			Check: resource.ComposeTestCheckFunc(sent("PATCH /fleet/pools/", `{"min_ready":2}`), sent("PATCH /fleet/vms/", `{"labels":{"a":"2","b":null}}`))},
+			Check: resource.ComposeTestCheckFunc(f.sends("PATCH /fleet/pools/", `{"min_ready":2}`), f.sends("PATCH /fleet/vms/", `{"labels":{"a":"2","b":null}}`))},
 		resource.TestStep{Config: f.config(imageBlock(f.image), poolBlock("  min_ready = 2"), vm("  labels = { a = \"2\" }\n  ttl_seconds = 900")),
-			Check: resource.ComposeTestCheckFunc(sent("PATCH /fleet/pools/", `{"max_total":null}`), sent("PATCH /fleet/vms/", `{"ttl_seconds":900}`))},
+			Check: resource.ComposeTestCheckFunc(f.sends("PATCH /fleet/pools/", `{"max_total":null}`), f.sends("PATCH /fleet/vms/", `{"ttl_seconds":900}`))},
 		resource.TestStep{Config: f.config(imageBlock(f.image), poolBlock("  min_ready = 3"), vm("  labels = { a = \"2\" }")),
-			Check: resource.ComposeTestCheckFunc(sent("PATCH /fleet/pools/", `{"min_ready":3}`), sent("PATCH /fleet/vms/", `{"ttl_seconds":null}`))},
+			Check: resource.ComposeTestCheckFunc(f.sends("PATCH /fleet/pools/", `{"min_ready":3}`), f.sends("PATCH /fleet/vms/", `{"ttl_seconds":null}`))},
 	)
 }
 
-func TestLostAnswersMakeOneObject(t *testing.T) {
-	f := fakeOne(t)
+func TestAccLostAnswersMakeOneObject(t *testing.T) {
+	f := newFleet(t).recorded(t)
 	f.run(t, resource.TestStep{
-		PreConfig: func() { f.fake.loseAnswers(2) },
-		Config:    f.config(imageBlock(f.image), "resource \"fluxvm_vm\" \"one\" {\n  image = fluxvm_image.tiny.name\n}"),
+		PreConfig: func() { f.recorder.loseAnswers(2) },
+		Config:    f.config(imageBlock(f.image), "resource \"fluxvm_vm\" \"one\" {\n  image = fluxvm_image.tiny.name\n  labels = { test = \""+f.suffix+"\" }\n}"),
 		Check: func(*terraform.State) error {
-			f.fake.mu.Lock()
-			defer f.fake.mu.Unlock()
-			if len(f.fake.images) != 1 || len(f.fake.vms) != 1 {
-				t.Errorf("%d images and %d VMs were made, want one each", len(f.fake.images), len(f.fake.vms))
-			}
-			if n := count(f.fake.requests, "POST "); n != 4 || f.fake.lose != 0 {
-				t.Errorf("%d POSTs came, want two and a repeat each", n)
+			vms, err := client.All(f.client.VMs(t.Context(), client.Filter{Labels: map[string]string{"test": f.suffix}}))
+			if posts := f.recorder.sent("POST "); err != nil || len(vms) != 1 || len(posts) != 4 {
+				return fmt.Errorf("%d VMs of %d POSTs (%v), want one, of two POSTs and a repeat of each", len(vms), len(posts), err)
 			}
 			return nil
 		},
 	})
 }
 
-func TestRefusedTokenNamesTheSetting(t *testing.T) {
-	f := fakeOne(t)
-	f.provider = strings.Replace(f.provider, "fvx_fake", "fvx_wrong", 1)
+func TestAccRefusedTokenNamesTheSetting(t *testing.T) {
+	f := newFleet(t)
+	f.provider = "provider \"fluxvm\" {\n  token = \"fvx_wrong\"\n}\n"
 	f.run(t, resource.TestStep{Config: f.config(imageBlock(f.image)), ExpectError: regexp.MustCompile(`Set\s+token\s+in\s+the\s+provider\s+block,\s+or\s+FLUXVM_TOKEN`)})
 }
 
@@ -181,11 +171,11 @@ func TestGoneVMsSayWhy(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	m := vmModel{Node: types.StringValue("studio-1"), ExpiresAt: types.StringValue("2026-01-02T03:04:04.000Z")}
 	for state, want := range map[api.VMState]string{api.StateLost: "studio-1 is lost", api.StateGone: "time to live ended"} {
-		if got := whyGone(m, state, now); !strings.Contains(got, want) {
+		if got := whyGone(&m, state, now); !strings.Contains(got, want) {
 			t.Errorf("%s: got %q, want %q in it", state, got, want)
 		}
 	}
-	if got := whyGone(m, "", now.Add(-time.Hour)); !strings.Contains(got, "outside") {
+	if got := whyGone(&m, "", now.Add(-time.Hour)); !strings.Contains(got, "outside") {
 		t.Errorf("before its deadline: got %q", got)
 	}
 }

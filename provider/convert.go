@@ -71,6 +71,34 @@ func setValue(list []string, was types.Set) types.Set {
 	return types.SetValueMust(types.StringType, values)
 }
 
+// The patch functions set a field of a merge patch to what is planned where the state has something else: null takes
+// the field off, and an unknown plan leaves it alone.
+
+func patchText(field *api.Optional[string], plan, state types.String) {
+	if !plan.Equal(state) && !plan.IsUnknown() {
+		*field = api.Optional[string]{Set: true, Null: plan.IsNull(), V: plan.ValueString()}
+	}
+}
+
+func patchBool(field *api.Optional[bool], plan, state types.Bool) {
+	if !plan.Equal(state) && !plan.IsUnknown() {
+		*field = api.Optional[bool]{Set: true, Null: plan.IsNull(), V: plan.ValueBool()}
+	}
+}
+
+func patchInt[N int | int64](field *api.Optional[N], plan, state types.Int64) {
+	if !plan.Equal(state) && !plan.IsUnknown() {
+		*field = api.Optional[N]{Set: true, Null: plan.IsNull(), V: N(plan.ValueInt64())}
+	}
+}
+
+// patchWhole sends a whole map or list; an empty one takes the field off.
+func patchWhole[V any](field *api.Optional[V], plan, state attr.Value, value V, size int) {
+	if !plan.Equal(state) {
+		*field = api.Optional[V]{Set: true, Null: size == 0, V: value}
+	}
+}
+
 // intPointer gives nil for null and unknown, so that 0 and unset stay apart.
 func intPointer(n types.Int64) *int {
 	if n.IsNull() || n.IsUnknown() {

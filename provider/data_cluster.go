@@ -6,15 +6,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/datasource"
 	"github.com/hashicorp/terraform-plugin-framework/datasource/schema"
 	"github.com/hashicorp/terraform-plugin-framework/types"
-
-	"github.com/fluxvm/fluxvm/pkg/client"
 )
-
-var _ datasource.DataSourceWithConfigure = (*clusterData)(nil)
-
-func newClusterData() datasource.DataSource { return &clusterData{} }
-
-type clusterData struct{ client *client.Client }
 
 type clusterDataModel struct {
 	ID       types.String       `tfsdk:"id"`
@@ -30,50 +22,30 @@ type replicaDataModel struct {
 	Version types.String `tfsdk:"version"`
 }
 
-func (d *clusterData) Metadata(_ context.Context, _ datasource.MetadataRequest, resp *datasource.MetadataResponse) {
-	resp.TypeName = "fluxvm_cluster"
-}
-
-func (d *clusterData) Schema(_ context.Context, _ datasource.SchemaRequest, resp *datasource.SchemaResponse) {
-	text := func(text string) schema.StringAttribute {
-		return schema.StringAttribute{Computed: true, MarkdownDescription: text}
-	}
-	resp.Schema = schema.Schema{
+func newClusterData() datasource.DataSource {
+	return &shower[clusterDataModel]{view: view[clusterDataModel]{noun: "cluster", read: readCluster, schema: schema.Schema{
 		MarkdownDescription: "The control plane's replicas. Only an operator may read it.",
 		Attributes: map[string]schema.Attribute{
-			"id":     text("The cluster's id."),
-			"leader": text("Name of the replica that leads at this moment."),
-			"replicas": schema.ListNestedAttribute{
-				Computed:            true,
-				MarkdownDescription: "All members.",
-				NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
-					"name":    text("Its name."),
-					"url":     text("Where its API answers."),
-					"role":    text("`leader`, `voter` or `nonvoter`."),
-					"healthy": schema.BoolAttribute{Computed: true, MarkdownDescription: "Whether the leader hears it."},
-					"version": text("What it runs."),
-				}},
-			},
+			"id":     showText("The cluster's id."),
+			"leader": showText("Name of the replica that leads at this moment."),
+			"replicas": showList("All members.", map[string]schema.Attribute{
+				"name":    showText("Its name."),
+				"url":     showText("Where its API answers."),
+				"role":    showText("`leader`, `voter` or `nonvoter`."),
+				"healthy": showFlag("Whether the leader hears it."),
+				"version": showText("What it runs."),
+			}),
 		},
-	}
+	}}}
 }
 
-func (d *clusterData) Configure(_ context.Context, req datasource.ConfigureRequest, resp *datasource.ConfigureResponse) {
-	d.client = clientOf(req.ProviderData, &resp.Diagnostics)
-}
-
-func (d *clusterData) Read(ctx context.Context, _ datasource.ReadRequest, resp *datasource.ReadResponse) {
-	cluster, err := d.client.Cluster(ctx)
-	if err != nil {
-		addError(&resp.Diagnostics, "Reading the cluster failed", err)
-		return
-	}
-	m := clusterDataModel{ID: types.StringValue(cluster.ID), Leader: types.StringValue(cluster.Leader), Replicas: []replicaDataModel{}}
+func readCluster(ctx context.Context, o op, m *clusterDataModel) error {
+	cluster, err := o.Cluster(ctx)
+	m.ID, m.Leader, m.Replicas = types.StringValue(cluster.ID), textOrNull(cluster.Leader), []replicaDataModel{}
 	for _, r := range cluster.Replicas {
 		m.Replicas = append(m.Replicas, replicaDataModel{
-			Name: types.StringValue(r.Name), URL: types.StringValue(r.URL), Role: types.StringValue(r.Role),
-			Healthy: types.BoolValue(r.Healthy), Version: types.StringValue(r.Version),
+			Name: types.StringValue(r.Name), URL: textOrNull(r.URL), Role: types.StringValue(r.Role), Healthy: types.BoolValue(r.Healthy), Version: textOrNull(r.Version),
 		})
 	}
-	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
+	return err
 }

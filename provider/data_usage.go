@@ -14,12 +14,6 @@ import (
 	"github.com/fluxvm/fluxvm/pkg/client"
 )
 
-var _ datasource.DataSourceWithConfigure = (*usageData)(nil)
-
-func newUsageData() datasource.DataSource { return &usageData{} }
-
-type usageData struct{ client *client.Client }
-
 type usageDataModel struct {
 	From    types.String     `tfsdk:"from"`
 	To      types.String     `tfsdk:"to"`
@@ -43,11 +37,7 @@ type usageItemModel struct {
 	usageSumModel
 }
 
-func (d *usageData) Metadata(_ context.Context, _ datasource.MetadataRequest, resp *datasource.MetadataResponse) {
-	resp.TypeName = "fluxvm_usage"
-}
-
-func (d *usageData) Schema(_ context.Context, _ datasource.SchemaRequest, resp *datasource.SchemaResponse) {
+func newUsageData() datasource.DataSource {
 	sums := func(more map[string]schema.Attribute) map[string]schema.Attribute {
 		for name, text := range map[string]string{
 			"vm_seconds": "Seconds of VMs.", "vcpu_seconds": "Seconds of vCPUs.", "gib_seconds": "Seconds of GiB of memory.", "lease_seconds": "Seconds of leased hosts.",
@@ -57,18 +47,12 @@ func (d *usageData) Schema(_ context.Context, _ datasource.SchemaRequest, resp *
 		}
 		return more
 	}
-	text := func(text string) schema.StringAttribute {
-		return schema.StringAttribute{Computed: true, MarkdownDescription: text}
-	}
-	instant := func(text string) schema.StringAttribute {
-		return schema.StringAttribute{Optional: true, MarkdownDescription: text, Validators: []validator.String{timeRule()}}
-	}
-	resp.Schema = schema.Schema{
+	return &shower[usageDataModel]{view: view[usageDataModel]{noun: "usage", read: readUsage, schema: schema.Schema{
 		MarkdownDescription: "What was used in a span of time, and what it costs: an operator sees all, a tenant its own. What runs counts up to now, so a span " +
 			"that is not over reads differently each time.",
 		Attributes: map[string]schema.Attribute{
-			"from": instant("The beginning, such as `2027-01-01T00:00:00Z`. Otherwise that of this month (UTC)."),
-			"to":   instant("The end, not included. Otherwise now."),
+			"from": filterText("The beginning, such as `2027-01-01T00:00:00Z`. Otherwise that of this month (UTC).", timeRule()),
+			"to":   filterText("The end, not included. Otherwise now.", timeRule()),
 			"group_by": schema.SetAttribute{
 				Optional: true, ElementType: types.StringType,
 				MarkdownDescription: "What to sum up by: `tenant` (default), `pool` and `day` (UTC).",
@@ -78,9 +62,9 @@ func (d *usageData) Schema(_ context.Context, _ datasource.SchemaRequest, resp *
 				Computed:            true,
 				MarkdownDescription: "The sums, in the order of day, tenant and pool.",
 				NestedObject: schema.NestedAttributeObject{Attributes: sums(map[string]schema.Attribute{
-					"tenant": text("The tenant; null for the operator, or where it is not grouped by."),
-					"pool":   text("The pool; null for what is of none, or where it is not grouped by."),
-					"day":    text("The day as YYYY-MM-DD; null where it is not grouped by."),
+					"tenant": showText("The tenant; null for the operator, or where it is not grouped by."),
+					"pool":   showText("The pool; null for what is of none, or where it is not grouped by."),
+					"day":    showText("The day as YYYY-MM-DD; null where it is not grouped by."),
 				})},
 			},
 			"total": schema.SingleNestedAttribute{
@@ -89,31 +73,18 @@ func (d *usageData) Schema(_ context.Context, _ datasource.SchemaRequest, resp *
 				Attributes:          sums(map[string]schema.Attribute{}),
 			},
 		},
-	}
+	}}}
 }
 
-func (d *usageData) Configure(_ context.Context, req datasource.ConfigureRequest, resp *datasource.ConfigureResponse) {
-	d.client = clientOf(req.ProviderData, &resp.Diagnostics)
-}
-
-func (d *usageData) Read(ctx context.Context, req datasource.ReadRequest, resp *datasource.ReadResponse) {
-	var m usageDataModel
-	resp.Diagnostics.Append(req.Config.Get(ctx, &m)...)
-	query := client.UsageQuery{GroupBy: stringSet(ctx, m.GroupBy, &resp.Diagnostics)}
-	if resp.Diagnostics.HasError() {
-		return
-	}
+func readUsage(ctx context.Context, o op, m *usageDataModel) error {
+	query := client.UsageQuery{GroupBy: stringSet(ctx, m.GroupBy, o.diags)}
 	if at, ok := instant(m.From); ok {
 		query.From = at
 	}
 	if at, ok := instant(m.To); ok {
 		query.To = at
 	}
-	usage, err := d.client.Usage(ctx, query)
-	if err != nil {
-		addError(&resp.Diagnostics, "Reading the usage failed", err, "from", "to", "group_by")
-		return
-	}
+	usage, err := o.Usage(ctx, query)
 	m.Items = []usageItemModel{}
 	for _, item := range usage.Items {
 		m.Items = append(m.Items, usageItemModel{
@@ -122,7 +93,7 @@ func (d *usageData) Read(ctx context.Context, req datasource.ReadRequest, resp *
 	}
 	total := usageSum(usage.Total)
 	m.Total = &total
-	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
+	return err
 }
 
 func usageSum(u api.UsageItem) usageSumModel {

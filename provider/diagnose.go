@@ -120,13 +120,8 @@ func addTaken(diags *diag.Diagnostics, resourceType, id string, err error) {
 		explain(err)+fmt.Sprintf("\nTo manage what has the name, run (with your resource's own label)\n\n  terraform import %s.LABEL %s\n\nor choose another name.", resourceType, id))
 }
 
-// addGone says why an object leaves the state.
-func addGone(diags *diag.Diagnostics, what, why string) {
-	diags.AddWarning(what+" is gone", why+" It is dropped from the state; Terraform plans it anew.")
-}
-
-// isTaken says that a create found its name in use.
-func isTaken(err error) bool { return errors.Is(err, &api.Error{Code: api.CodeNameTaken}) }
+// hasCode says that a call was refused for a reason.
+func hasCode(err error, code api.Code) bool { return errors.Is(err, &api.Error{Code: code}) }
 
 // outOfTime says that a wait ended because its time was up or Terraform was told to stop.
 func outOfTime(ctx context.Context, err error) bool {

@@ -91,14 +91,14 @@ func (e *tenantKeyEphemeral) Open(ctx context.Context, req ephemeral.OpenRequest
 	if m.ExpiresIn.IsNull() {
 		m.ExpiresIn = types.StringValue(ephemeralKeyLife)
 	}
-	key, err := makeKey(ctx, e.client, m.Tenant.ValueString(), m.Role.ValueString(), m.ExpiresIn, &resp.Diagnostics)
+	key, err := makeKey(ctx, op{e.client, &resp.Diagnostics}, m.Tenant.ValueString(), m.Role.ValueString(), m.ExpiresIn)
 	if client.IsNotFound(err) {
 		resp.Diagnostics.AddAttributeError(path.Root("tenant"), "Making the key failed",
 			explain(err)+"\nFor a tenant that this configuration makes write fluxvm_tenant.LABEL.id: a name is known before there is such a tenant.")
 		return
 	}
 	if err != nil {
-		addError(&resp.Diagnostics, "Making the key failed", err, keyFields[:]...)
+		addError(&resp.Diagnostics, "Making the key failed", err, "tenant", "role", "expires_in")
 		return
 	}
 	m.ID, m.Secret, m.ExpiresAt = types.StringValue(key.ID), types.StringValue(key.Secret), timeOrNull(key.ExpiresAt)

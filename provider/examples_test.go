@@ -24,10 +24,8 @@ func example(t *testing.T, name string) string {
 	return strings.Replace(text, "provider \"fluxvm\" {}\n", "", 1)
 }
 
-func TestQuickstartHandsOutAWarmVM(t *testing.T)    { quickstart(t, fakeOne(t)) }
-func TestAccQuickstartHandsOutAWarmVM(t *testing.T) { quickstart(t, realOne(t)) }
-
-func quickstart(t *testing.T, f fleet) {
+func TestAccQuickstartHandsOutAWarmVM(t *testing.T) {
+	f := newFleet(t)
 	f.run(t, resource.TestStep{
 		Config:          f.config(example(t, "quickstart/main.tf")),
 		ConfigVariables: config.Variables{"image_path": config.StringVariable(f.image)},
@@ -39,16 +37,16 @@ func quickstart(t *testing.T, f fleet) {
 	})
 }
 
-func TestExamplesPlan(t *testing.T) {
-	f := fakeOne(t)
+func TestAccExamplesPlan(t *testing.T) {
+	f := newFleet(t)
 	var all []string
-	for _, kind := range []string{"fluxvm_image", "fluxvm_lease", "fluxvm_policy", "fluxvm_pool", "fluxvm_tenant", "fluxvm_tenant_key", "fluxvm_vm"} {
+	for _, kind := range []string{"fluxvm_image", "fluxvm_lease", "fluxvm_node", "fluxvm_policy", "fluxvm_pool", "fluxvm_tenant", "fluxvm_tenant_key", "fluxvm_vm"} {
 		all = append(all, example(t, "resources/"+kind+"/resource.tf"))
 		if raw, err := os.ReadFile("../examples/resources/" + kind + "/import.sh"); err != nil || !strings.Contains(string(raw), "terraform import "+kind+".") {
 			t.Errorf("import.sh of %s does not import it (%v)", kind, err)
 		}
 	}
-	for _, kind := range []string{"fluxvm_leases", "fluxvm_usage"} {
+	for _, kind := range []string{"fluxvm_images", "fluxvm_leases", "fluxvm_nodes", "fluxvm_pools", "fluxvm_usage", "fluxvm_vms"} {
 		all = append(all, example(t, "data-sources/"+kind+"/data-source.tf"))
 	}
 	f.run(t, resource.TestStep{Config: f.config(all...), PlanOnly: true, ExpectNonEmptyPlan: true})

@@ -1,12 +1,20 @@
 package provider
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"os/exec"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -25,9 +33,9 @@ import (
 	"github.com/fluxvm/fluxvm/pkg/client"
 )
 
-// Each scenario is one function and runs twice: in TestName against a fake fleet in this process, and in
-// TestAccName against the real fleet that FLUXVM_FLEET_URL names, when TF_ACC is set. Both drive the terraform
-// or tofu that TF_ACC_TERRAFORM_PATH or PATH holds.
+// TestAccName is a scenario: the terraform or tofu that TF_ACC_TERRAFORM_PATH or PATH holds drives the provider against
+// a real fleet. scripts/acceptance starts two of three replicas each: FLUXVM_FLEET_URL names the one for most scenarios, which
+// run beside each other, and envLeaseURL one with many hosts, where each scenario that leases has two for itself.
 
 func TestMain(m *testing.M) {
 	os.Exit(run(m))
@@ -69,76 +77,60 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
+// Where the fleet with many hosts is.
+const (
+	envLeaseURL   = "FLUXVM_TEST_LEASE_FLEET_URL"
+	envLeaseToken = "FLUXVM_TEST_LEASE_TOKEN"
+)
+
 // fleet is what a scenario runs against.
 type fleet struct {
+	access   client.Config
 	client   *client.Client
-	provider string     // the provider block
-	fake     *fakeFleet // nil on a real fleet
-	suffix   string     // makes names this test's own
-	image    string     // path of an image that boots soon
-	hosts    []string   // that are no Macs and that nobody leases
-	mac      string     // a Mac that nobody leases; empty where there is none
+	provider string    // the provider block; empty: the environment says all
+	recorder *recorder // of what the provider sends; nil unless asked for
+	suffix   string    // makes names this test's own
+	image    string    // path of an image that boots soon
+	hosts    []string  // that are no Macs
+	mac      string    // a Mac; empty where there is none
 }
 
-func needTerraform(t *testing.T) {
+// newFleet is for scenarios that lease nothing.
+func newFleet(t *testing.T) fleet {
 	t.Helper()
+	f := openFleet(t, must[client.Config](t)(client.ConfigFromEnv()))
+	t.Parallel()
+	return f
+}
+
+// leaseFleet is for scenarios that lease hosts. Each has a slot, counted from 0, and so two hosts of its own.
+func leaseFleet(t *testing.T, slot int) fleet {
+	t.Helper()
+	cfg := client.Config{Endpoints: client.SplitEndpoints(os.Getenv(envLeaseURL)), Token: os.Getenv(envLeaseToken)}
+	f := openFleet(t, cfg)
+	if len(f.hosts) < 2*slot+2 {
+		t.Fatalf("slot %d needs %d hosts that are no Macs, and there are %d; raise --nodes in scripts/acceptance", slot, 2*slot+2, len(f.hosts))
+	}
+	f.hosts = f.hosts[2*slot : 2*slot+2]
+	f.provider = fmt.Sprintf("provider \"fluxvm\" {\n  endpoint = %q\n  token    = %q\n}\n", strings.Join(cfg.Endpoints, ","), cfg.Token)
+	t.Parallel()
+	return f
+}
+
+func openFleet(t *testing.T, cfg client.Config) fleet {
+	t.Helper()
+	if os.Getenv("TF_ACC") == "" || len(cfg.Endpoints) == 0 {
+		t.Skipf("SKIPPED: needs TF_ACC=1 and fleets in %s and %s; `make acceptance` starts them and sets all", client.EnvFleetURL, envLeaseURL)
+	}
 	if os.Getenv("TF_ACC_TERRAFORM_PATH") == "" {
 		t.Skip("SKIPPED: there is no terraform or tofu on PATH, so nothing drives the provider; install one, or build OpenTofu with `make tofu`")
 	}
-}
-
-func fakeOne(t *testing.T) fleet {
-	t.Helper()
-	needTerraform(t)
-	t.Parallel()
-	fake, url := newFakeFleet(t)
-	c, err := client.New(client.Config{Endpoints: []string{url}, Token: "fvx_fake"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return fleet{client: c, fake: fake, suffix: uuid.NewString()[:8], image: "sim:?boot_ms=20", hosts: fakeHosts[:2], mac: fakeMac,
-		provider: fmt.Sprintf("provider \"fluxvm\" {\n  endpoint = %q\n  token    = \"fvx_fake\"\n}\n", url)}
-}
-
-// realOne is for scenarios that run beside each other.
-func realOne(t *testing.T) fleet {
-	t.Helper()
-	f := realFleet(t)
-	t.Parallel()
-	return f
-}
-
-// realAlone is for scenarios that lease hosts or change the policy: tests that are not parallel run before those that
-// are, so nobody else's VMs are there.
-func realAlone(t *testing.T) fleet {
-	t.Helper()
-	f := realFleet(t)
-	if len(f.hosts) < 2 {
-		t.Skipf("SKIPPED: needs two hosts that are no Macs and not leased, and there are %d; start them with fluxvm-agent dev --nodes 3 --macs 1", len(f.hosts))
-	}
-	return f
-}
-
-func realFleet(t *testing.T) fleet {
-	t.Helper()
-	if os.Getenv("TF_ACC") == "" || os.Getenv(client.EnvFleetURL) == "" {
-		t.Skipf("SKIPPED: needs TF_ACC=1 and a fleet in %s and %s; `make acceptance` starts one and sets them", client.EnvFleetURL, client.EnvToken)
-	}
-	needTerraform(t)
-	cfg, err := client.ConfigFromEnv()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := client.New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := fleet{client: c, suffix: uuid.NewString()[:8], image: "sim:?boot_ms=50&agent_ms=50"}
+	c := must[*client.Client](t)(client.New(cfg))
+	f := fleet{access: cfg, client: c, suffix: uuid.NewString()[:8], image: "sim:?boot_ms=50&agent_ms=50"}
 	for node, err := range c.Nodes(t.Context(), client.Filter{}) {
 		switch {
 		case err != nil:
 			t.Fatal(err)
-		case node.Lease != nil:
 		case node.Apple != nil:
 			f.mac = node.Name
 		default:
@@ -146,6 +138,85 @@ func realFleet(t *testing.T) fleet {
 		}
 	}
 	return f
+}
+
+// recorder stands between the provider and the fleet, and notes what is to change something.
+type recorder struct {
+	http.Handler
+	mu       sync.Mutex
+	requests []string // method, path and body
+	lose     int      // answers to drop after the work is done
+}
+
+// recorded gives the fleet with a recorder before it.
+func (f fleet) recorded(t *testing.T) fleet {
+	t.Helper()
+	to, err := url.Parse(f.access.Endpoints[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.recorder = &recorder{Handler: httputil.NewSingleHostReverseProxy(to)}
+	s := httptest.NewServer(f.recorder)
+	t.Cleanup(s.Close)
+	f.provider = fmt.Sprintf("provider \"fluxvm\" {\n  endpoint = %q\n}\n", s.URL)
+	return f
+}
+
+func (r *recorder) ServeHTTP(w http.ResponseWriter, q *http.Request) {
+	if q.Method == http.MethodGet {
+		r.Handler.ServeHTTP(w, q)
+		return
+	}
+	body, err := io.ReadAll(q.Body)
+	if err != nil {
+		return
+	}
+	q.Body = io.NopCloser(bytes.NewReader(body))
+	answer := httptest.NewRecorder()
+	r.Handler.ServeHTTP(answer, q)
+	r.mu.Lock()
+	r.requests = append(r.requests, strings.TrimSpace(q.Method+" "+q.URL.Path+" "+string(body)))
+	drop := r.lose > 0
+	if drop {
+		r.lose--
+	}
+	r.mu.Unlock()
+	if drop {
+		panic(http.ErrAbortHandler)
+	}
+	maps.Copy(w.Header(), answer.Header())
+	w.WriteHeader(answer.Code)
+	_, _ = w.Write(answer.Body.Bytes()) // the reader may be gone
+}
+
+// loseAnswers drops the next n answers to what changes something.
+func (r *recorder) loseAnswers(n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lose = n
+}
+
+// sent lists what was sent to a path that begins with prefix, the newest last.
+func (r *recorder) sent(prefix string) (out []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, one := range r.requests {
+		if strings.HasPrefix(one, prefix) {
+			out = append(out, one)
+		}
+	}
+	return out
+}
+
+// sends checks the newest request to a path that begins with prefix.
+func (f fleet) sends(prefix, want string) resource.TestCheckFunc {
+	return func(*terraform.State) error {
+		sent := f.recorder.sent(prefix)
+		if len(sent) == 0 || !strings.HasSuffix(sent[len(sent)-1], " "+want) {
+			return fmt.Errorf("sent %q, want %s last", sent, want)
+		}
+		return nil
+	}
 }
 
 // name gives a name of this test's own.
@@ -180,10 +251,6 @@ func (f fleet) run(t *testing.T, steps ...resource.TestStep) {
 		},
 		CheckDestroy: f.checkDestroyed,
 		Steps:        steps,
-	}
-	if f.fake != nil {
-		resource.UnitTest(t, test)
-		return
 	}
 	resource.Test(t, test)
 }

@@ -42,10 +42,8 @@ func (f fleet) term(t *testing.T, want time.Duration) resource.TestCheckFunc {
 	}
 }
 
-func TestLeaseLife(t *testing.T)    { leaseLife(t, fakeOne(t)) }
-func TestAccLeaseLife(t *testing.T) { leaseLife(t, realAlone(t)) }
-
-func leaseLife(t *testing.T, f fleet) {
+func TestAccLeaseLife(t *testing.T) {
+	f := leaseFleet(t, 0)
 	step := func(extra string, action plancheck.ResourceActionType, check resource.TestCheckFunc, checks ...statecheck.StateCheck) resource.TestStep {
 		return resource.TestStep{Config: f.config(leaseBlock(extra)), ConfigPlanChecks: plans(theLease, action), Check: check, ConfigStateChecks: checks}
 	}
@@ -87,8 +85,8 @@ func leaseLife(t *testing.T, f fleet) {
 	f.run(t, steps...)
 }
 
-func TestLeaseOfSeveralHosts(t *testing.T) {
-	f := fakeOne(t)
+func TestAccLeaseOfSeveralHosts(t *testing.T) {
+	f := leaseFleet(t, 8)
 	two := "  node_selector = { zone = \"lab\" }\n  node_count = 2\n  duration = \"7d\""
 	importID := func(s *terraform.State) (string, error) { return f.leaseID(s), nil }
 	f.run(t,
@@ -100,10 +98,8 @@ func TestLeaseOfSeveralHosts(t *testing.T) {
 	)
 }
 
-func TestLeaseDriftIsPlannedBack(t *testing.T)    { leaseDrift(t, fakeOne(t)) }
-func TestAccLeaseDriftIsPlannedBack(t *testing.T) { leaseDrift(t, realAlone(t)) }
-
-func leaseDrift(t *testing.T, f fleet) {
+func TestAccLeaseDriftIsPlannedBack(t *testing.T) {
+	f := leaseFleet(t, 1)
 	config := f.config(leaseBlock("  node = \"HOST(0)\"\n  duration = \"2h\""))
 	mine := func() api.Lease {
 		return must[[]api.Lease](t)(client.All(f.client.Leases(t.Context(), client.Filter{Tenant: f.name("acme"), State: "active"})))[0]
@@ -136,10 +132,8 @@ func (f fleet) lasts(t *testing.T, id string) {
 	})
 }
 
-func TestEndedLeaseIsPlannedAnew(t *testing.T)    { endedLease(t, fakeOne(t)) }
-func TestAccEndedLeaseIsPlannedAnew(t *testing.T) { endedLease(t, realAlone(t)) }
-
-func endedLease(t *testing.T, f fleet) {
+func TestAccEndedLeaseIsPlannedAnew(t *testing.T) {
+	f := leaseFleet(t, 2)
 	id := ""
 	short := resource.TestStep{Config: f.config(leaseBlock("  node = \"HOST(0)\"\n  duration = \"1h\"")), Check: func(s *terraform.State) error {
 		id = f.leaseID(s)
@@ -153,22 +147,15 @@ func endedLease(t *testing.T, f fleet) {
 	)
 }
 
-func TestLeaseWithoutAHostFailsAtOnce(t *testing.T)    { leaseNowhere(t, fakeOne(t)) }
-func TestAccLeaseWithoutAHostFailsAtOnce(t *testing.T) { leaseNowhere(t, realOne(t)) }
-
-func leaseNowhere(t *testing.T, f fleet) {
+func TestAccLeaseWithoutAHostFailsAtOnce(t *testing.T) {
+	f := newFleet(t)
 	f.run(t, resource.TestStep{Config: f.config(leaseBlock("  node_selector = { nowhere = \"true\" }\n  duration = \"1h\"")),
 		ExpectError: regexp.MustCompile(`(?s)no healthy,\s+uncordoned\s+nodes.*Ruled\s+out:\s+\d+\s+hosts?:\s+no\s+label`)})
 }
 
-func TestMinimumTermHoldsALease(t *testing.T)    { minimumTerm(t, fakeOne(t)) }
-func TestAccMinimumTermHoldsALease(t *testing.T) { minimumTerm(t, realAlone(t)) }
-
 // The tenant of a lease that goes on stays, so it is not this test's to remove.
-func minimumTerm(t *testing.T, f fleet) {
-	if f.mac == "" {
-		t.Skip("SKIPPED: this fleet has no Mac that can be leased; start one with fluxvm-agent dev --macs 1")
-	}
+func TestAccMinimumTermHoldsALease(t *testing.T) {
+	f := leaseFleet(t, 3)
 	ctx := t.Context()
 	must[api.Tenant](t)(f.client.CreateTenant(ctx, api.TenantRequest{Name: f.name("mac")}, ""))
 	lease := func(extra string) string {
@@ -179,7 +166,7 @@ func minimumTerm(t *testing.T, f fleet) {
 	f.run(t,
 		resource.TestStep{Config: lease("  duration = \"1h\""), ExpectError: regexp.MustCompile(`lasts\s+at\s+least\s+24\s+h`)},
 		resource.TestStep{Config: lease("  duration = \"2d\""), Check: func(s *terraform.State) error { id = f.leaseID(s); return nil }},
-		resource.TestStep{Config: lease("  duration = \"2h\""), ExpectError: regexp.MustCompile(`ends_at\s+must\s+not\s+be\s+before`)},
+		resource.TestStep{Config: lease("  duration = \"2h\""), ConfigPlanChecks: plansNothing()},                     // with a warning,
 		resource.TestStep{Config: lease("  ends_at = \"" + soon(time.Hour) + "\""), ConfigPlanChecks: plansNothing()}, // with a warning
 		resource.TestStep{Config: lease("  duration = \"2d\""), ConfigPlanChecks: plans(theLease, plancheck.ResourceActionUpdate), Check: f.term(t, 48*time.Hour),
 			PreConfig: func() { must[*api.Lease](t)(f.client.EndLease(ctx, id)) }}, // asked to end by someone else: taken back
@@ -190,17 +177,11 @@ func minimumTerm(t *testing.T, f fleet) {
 	}
 }
 
-func TestLeaseWaitsForTheVMsOfOthers(t *testing.T)    { drainedLease(t, fakeOne(t)) }
-func TestAccLeaseWaitsForTheVMsOfOthers(t *testing.T) { drainedLease(t, realAlone(t)) }
-
-func drainedLease(t *testing.T, f fleet) {
+func TestAccLeaseWaitsForTheVMsOfOthers(t *testing.T) {
+	f := leaseFleet(t, 4)
 	ctx := t.Context()
 	vm := ""
 	occupy := func() {
-		if f.fake != nil {
-			f.fake.block(true)
-			return
-		}
 		answer, _, err := f.client.Launch(ctx, api.LaunchRequest{Image: f.name("tiny"), Node: f.hosts[0]}, client.LaunchOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -208,10 +189,6 @@ func drainedLease(t *testing.T, f fleet) {
 		vm = answer.VM.ID
 	}
 	vacate := func() {
-		if f.fake != nil {
-			f.fake.block(false)
-			return
-		}
 		if err := f.client.DeleteVM(ctx, vm); err != nil {
 			t.Error(err)
 		}
@@ -223,24 +200,15 @@ func drainedLease(t *testing.T, f fleet) {
 	f.run(t,
 		resource.TestStep{Config: f.config(imageBlock(f.image), tenantBlock(""))},
 		resource.TestStep{Config: lease(""), PreConfig: occupy, ExpectError: regexp.MustCompile(`no healthy,\s+uncordoned`)},
-		resource.TestStep{Config: drained, ConfigStateChecks: []statecheck.StateCheck{is(theLease, "state", text("pending")), is(theLease, "reason", pendingReason(f)), is(theLease, "starts_at", none())}},
+		resource.TestStep{Config: drained, ConfigStateChecks: []statecheck.StateCheck{is(theLease, "state", text("pending")), is(theLease, "reason", some()), is(theLease, "starts_at", none())}},
 		resource.TestStep{Config: drained, ConfigPlanChecks: plansNothing()},
 		resource.TestStep{Config: lease("  drain = true\n  timeouts = { update = \"50s\" }\n  auto_renew = true"), PreConfig: vacate, ConfigPlanChecks: plans(theLease, plancheck.ResourceActionUpdate),
 			Check: f.term(t, 2*time.Hour), ConfigStateChecks: []statecheck.StateCheck{is(theLease, "state", text("active")), is(theLease, "auto_renew", yes())}},
 	)
 }
 
-func pendingReason(f fleet) knownvalue.Check {
-	if f.fake != nil {
-		return none()
-	}
-	return some()
-}
-
-func TestRenewedLeaseStaysAsItIs(t *testing.T)    { renewedLease(t, fakeOne(t)) }
-func TestAccRenewedLeaseStaysAsItIs(t *testing.T) { renewedLease(t, realAlone(t)) }
-
-func renewedLease(t *testing.T, f fleet) {
+func TestAccRenewedLeaseStaysAsItIs(t *testing.T) {
+	f := leaseFleet(t, 5)
 	config := f.config(leaseBlock("  node = \"HOST(0)\"\n  duration = \"3s\"\n  auto_renew = true"))
 	var first api.Lease
 	f.run(t,
@@ -298,9 +266,11 @@ func TestEndOfALeaseIsPlannedFromWhatIsThere(t *testing.T) {
 
 func TestLeasesThatAreOverSayWhy(t *testing.T) {
 	t.Parallel()
+	if got := whyOver(api.Lease{State: api.LeaseScrubbing}); got != "" {
+		t.Errorf("while its hosts are cleaned a lease is dropped: %s", got)
+	}
 	for want, l := range map[string]api.Lease{
 		"no such lease":        {},
-		"being cleaned":        {State: api.LeaseScrubbing, EndsAt: 1},
 		"disk full":            {State: api.LeaseScrubFailed, Reason: "disk full"},
 		"It ended at 1970-01-": {State: api.LeaseEnded, EndsAt: 1},
 	} {

@@ -143,7 +143,7 @@ func refuseUnknown(diags *diag.Diagnostics, name string, unknown bool) {
 
 func (p *fluxvmProvider) Resources(context.Context) []func() resource.Resource {
 	return []func() resource.Resource{
-		newImageResource, newLeaseResource, newPolicyResource, newPoolResource, newTenantResource, newTenantKeyResource, newVMResource,
+		newImageResource, newLeaseResource, newNodeResource, newPolicyResource, newPoolResource, newTenantResource, newTenantKeyResource, newVMResource,
 	}
 }
 
@@ -152,7 +152,7 @@ func (p *fluxvmProvider) EphemeralResources(context.Context) []func() ephemeral.
 }
 
 func (p *fluxvmProvider) DataSources(context.Context) []func() datasource.DataSource {
-	return []func() datasource.DataSource{newClusterData, newLeasesData, newPoolData, newUsageData}
+	return []func() datasource.DataSource{newClusterData, newImagesData, newLeasesData, newNodesData, newPoolData, newPoolsData, newUsageData, newVMsData}
 }
 
 // clientOf takes the configured client from what Terraform passes on; nil while it only validates.

@@ -16,9 +16,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/diag"
 	"github.com/hashicorp/terraform-plugin-framework/path"
 	"github.com/hashicorp/terraform-plugin-framework/resource"
-	"github.com/hashicorp/terraform-plugin-framework/resource/identityschema"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema"
-	"github.com/hashicorp/terraform-plugin-framework/resource/schema/booldefault"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema/int64default"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema/int64planmodifier"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema/listplanmodifier"
@@ -29,18 +27,6 @@ import (
 	"github.com/fluxvm/fluxvm/pkg/api"
 	"github.com/fluxvm/fluxvm/pkg/client"
 )
-
-var (
-	_ resource.ResourceWithConfigure        = (*leaseResource)(nil)
-	_ resource.ResourceWithConfigValidators = (*leaseResource)(nil)
-	_ resource.ResourceWithImportState      = (*leaseResource)(nil)
-	_ resource.ResourceWithIdentity         = (*leaseResource)(nil)
-	_ resource.ResourceWithModifyPlan       = (*leaseResource)(nil)
-)
-
-func newLeaseResource() resource.Resource { return &leaseResource{} }
-
-type leaseResource struct{ client *client.Client }
 
 type leaseModel struct {
 	ID           types.String   `tfsdk:"id"`
@@ -61,24 +47,39 @@ type leaseModel struct {
 	Timeouts     timeouts.Value `tfsdk:"timeouts"`
 }
 
-// leaseFields are where a refusal may point.
-var leaseFields = [...]string{"tenant", "node", "node_selector", "node_count", "duration", "ends_at", "auto_renew", "drain"}
-
-func (r *leaseResource) Metadata(_ context.Context, _ resource.MetadataRequest, resp *resource.MetadataResponse) {
-	resp.TypeName = "fluxvm_lease"
-}
-
-func (r *leaseResource) IdentitySchema(_ context.Context, _ resource.IdentitySchemaRequest, resp *resource.IdentitySchemaResponse) {
-	resp.IdentitySchema = identityschema.Schema{Attributes: map[string]identityschema.Attribute{
-		"id": identityschema.StringAttribute{RequiredForImport: true, Description: "The lease's id."},
+func newLeaseResource() resource.Resource {
+	return &managed[leaseModel, api.Lease]{kind: kind[leaseModel, api.Lease]{
+		noun: "lease", identity: []string{"id"}, schema: leaseSchema, plan: planLease, drift: (*leaseModel).refreshTerm, take: (*leaseModel).take,
+		validators: []resource.ConfigValidator{
+			resourcevalidator.ExactlyOneOf(path.MatchRoot("node"), path.MatchRoot("node_selector")),
+			resourcevalidator.ExactlyOneOf(path.MatchRoot("duration"), path.MatchRoot("ends_at")),
+		},
+		create: func(ctx context.Context, o op, m, _ *leaseModel) (api.Lease, error) {
+			body := api.LeaseRequest{
+				Tenant: m.Tenant.ValueString(), Node: m.Node.ValueString(), NodeSelector: stringMap(ctx, m.NodeSelector, o.diags),
+				Duration: m.Duration.ValueString(), AutoRenew: m.AutoRenew.ValueBool(), Drain: m.Drain.ValueBool(),
+			}
+			if body.NodeSelector != nil {
+				body.Count = int(m.NodeCount.ValueInt64())
+			}
+			if at, ok := instant(m.EndsAt); ok {
+				body.EndsAt = at
+			}
+			return o.CreateLease(ctx, body, uuid.NewString())
+		},
+		read: readLease, update: updateLease, remove: endLease,
+		gone: func(m *leaseModel, l *api.Lease) string {
+			if l == nil {
+				return whyOver(api.Lease{})
+			}
+			return whyOver(*l)
+		},
+		settle: settleLease,
 	}}
 }
 
-func (r *leaseResource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
-	now := func(text string) schema.StringAttribute {
-		return schema.StringAttribute{Computed: true, MarkdownDescription: text}
-	}
-	resp.Schema = schema.Schema{
+func leaseSchema(ctx context.Context) schema.Schema {
+	return schema.Schema{
 		MarkdownDescription: "Whole hosts for one tenant, for a time. To destroy a lease is to end it: the tenant's VMs on the hosts are deleted and the hosts scrubbed, which is waited for. " +
 			"A lease that its minimum term still holds goes on until then and is billed until then; it is dropped from the state with a warning. " +
 			"A lease that has ended by itself is planned anew.\n\n" +
@@ -113,69 +114,62 @@ func (r *leaseResource) Schema(ctx context.Context, _ resource.SchemaRequest, re
 				MarkdownDescription: "When it ends, such as `2027-01-31T00:00:00Z`. Another time moves the end of the lease that exists, though not to before `earliest_end`.",
 				Validators:          []validator.String{timeRule()},
 			},
-			"auto_renew": schema.BoolAttribute{
-				Optional: true, Computed: true,
-				MarkdownDescription: "Whether it goes on for the same time again at its end (false).",
-				Default:             booldefault.StaticBool(false),
-			},
-			"drain": schema.BoolAttribute{
-				Optional: true, Computed: true,
-				MarkdownDescription: "Whether it may wait until the VMs of others are off the hosts (false); otherwise it fails at once where there are any. It is asked only when the lease is made.",
-				Default:             booldefault.StaticBool(false),
-			},
+			"auto_renew": flag("Whether it goes on for the same time again at its end (false).", false),
+			"drain":      flag("Whether it may wait until the VMs of others are off the hosts (false); otherwise it fails at once where there are any. It is asked only when the lease is made.", false),
 			"nodes": schema.ListAttribute{
 				Computed: true, ElementType: types.StringType,
 				MarkdownDescription: "Its hosts.",
 				PlanModifiers:       []planmodifier.List{listplanmodifier.UseStateForUnknown()},
 			},
-			"state":        now("`pending` or `active`."),
-			"reason":       now("Why it is in that state, where there is something to say."),
-			"starts_at":    now("When it became active."),
-			"earliest_end": now("The end of its minimum term."),
+			"state":        shown("`pending` or `active`; `ending` or `scrubbing` while its hosts are cleaned after its end."),
+			"reason":       shown("Why it is in that state, where there is something to say."),
+			"starts_at":    shown("When it became active."),
+			"earliest_end": shown("The end of its minimum term."),
 			"created_at":   fixedByFleet("When it was made."),
-			"timeouts":     timeouts.Attributes(ctx, timeouts.Opts{Create: true, Update: true, Delete: true}),
+			"timeouts":     allTimeouts(ctx),
 		},
 	}
 }
 
-func (r *leaseResource) ConfigValidators(context.Context) []resource.ConfigValidator {
-	return []resource.ConfigValidator{
-		resourcevalidator.ExactlyOneOf(path.MatchRoot("node"), path.MatchRoot("node_selector")),
-		resourcevalidator.ExactlyOneOf(path.MatchRoot("duration"), path.MatchRoot("ends_at")),
-	}
-}
-
-func (r *leaseResource) Configure(_ context.Context, req resource.ConfigureRequest, resp *resource.ConfigureResponse) {
-	r.client = clientOf(req.ProviderData, &resp.Diagnostics)
-}
-
-func (r *leaseResource) ImportState(ctx context.Context, req resource.ImportStateRequest, resp *resource.ImportStateResponse) {
-	resource.ImportStatePassthroughWithIdentity(ctx, path.Root("id"), path.Root("id"), req, resp)
-}
-
-// ModifyPlan tells a lease that has to be another from one that moves its end, and from one that is only written
-// otherwise: that one stays as it is.
-func (r *leaseResource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
-	if req.Plan.Raw.IsNull() || req.State.Raw.IsNull() {
-		return
-	}
+// planLease tells a lease that has to be another from one that moves its end, and from one that is only written
+// otherwise: that one stays as it is. It gives notice of what the minimum term holds.
+func planLease(ctx context.Context, o op, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
 	var config, plan, state leaseModel
-	resp.Diagnostics.Append(req.Config.Get(ctx, &config)...)
-	resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
-	resp.Diagnostics.Append(req.State.Get(ctx, &state)...)
-	if resp.Diagnostics.HasError() {
+	if !req.State.Raw.IsNull() {
+		o.diags.Append(req.State.Get(ctx, &state)...)
+	}
+	if !req.Plan.Raw.IsNull() {
+		o.diags.Append(req.Config.Get(ctx, &config)...)
+		o.diags.Append(req.Plan.Get(ctx, &plan)...)
+	}
+	switch {
+	case o.diags.HasError():
+		return
+	case req.State.Raw.IsNull():
+		noticeMinimum(ctx, o, config)
+		return
+	case req.Plan.Raw.IsNull():
+		noticeHeld(o, state)
+		return
+	case leavingHosts(state.State.ValueString()): // it takes no change any more
+		o.diags.Append(resp.Plan.Set(ctx, state)...)
+		o.diags.Append(resp.Plan.SetAttribute(ctx, path.Root("timeouts"), plan.Timeouts)...)
 		return
 	}
 	plan.Drain = state.Drain
-	plan.NodeSelector = r.planSelector(ctx, config, state, resp)
+	plan.NodeSelector = planSelector(ctx, o, config, state, resp)
 	planTerm(config, &plan, state, &resp.Diagnostics)
 	if resp.Diagnostics.HasError() {
 		return
 	}
-	same := plan.Duration.Equal(state.Duration) && plan.EndsAt.Equal(state.EndsAt) && plan.AutoRenew.Equal(state.AutoRenew) &&
-		plan.NodeSelector.Equal(state.NodeSelector) && plan.NodeCount.Equal(state.NodeCount) && plan.Timeouts.Equal(state.Timeouts) &&
-		(config.Tenant.IsNull() || config.Tenant.Equal(state.Tenant)) && (config.Node.IsNull() || config.Node.Equal(state.Node))
-	if same && len(resp.RequiresReplace) == 0 {
+	other := len(resp.RequiresReplace) > 0 || !config.Tenant.IsNull() && !config.Tenant.Equal(state.Tenant) || !config.Node.IsNull() && !config.Node.Equal(state.Node) ||
+		!plan.NodeCount.Equal(state.NodeCount)
+	if other {
+		noticeHeld(o, state)
+	}
+	same := !other && plan.Duration.Equal(state.Duration) && plan.EndsAt.Equal(state.EndsAt) && plan.AutoRenew.Equal(state.AutoRenew) &&
+		plan.NodeSelector.Equal(state.NodeSelector) && plan.Timeouts.Equal(state.Timeouts)
+	if same {
 		resp.Plan.Raw = req.State.Raw
 		return
 	}
@@ -188,15 +182,56 @@ func (r *leaseResource) ModifyPlan(ctx context.Context, req resource.ModifyPlanR
 	resp.Diagnostics.Append(resp.Plan.Set(ctx, plan)...)
 }
 
+// noticeHeld says what becomes of a lease that is to end inside its minimum term.
+func noticeHeld(o op, state leaseModel) {
+	if at, ok := instant(state.EarliestEnd); ok && at.Std().After(time.Now()) {
+		o.diags.AddWarning("Lease "+state.ID.ValueString()+" is held by its minimum term", fmt.Sprintf("It can be asked to end now, but goes on until %s and is billed until then; "+
+			"its hosts are free after that.", state.EarliestEnd.ValueString()))
+	}
+}
+
+// noticeMinimum says that the hosts which a new lease may get have a minimum term that is longer than it. The apply
+// decides: the policy may be another by then.
+func noticeMinimum(ctx context.Context, o op, config leaseModel) {
+	term, known := length(config.Duration)
+	if at, fixed := instant(config.EndsAt); fixed {
+		term, known = time.Until(at.Std()), true
+	}
+	if o.Client == nil || !known || config.Node.IsUnknown() || config.NodeSelector.IsUnknown() {
+		return
+	}
+	policy, err := o.Policy(ctx)
+	least := time.Duration(policy.MinLeaseHours) * time.Hour
+	if err != nil || term >= least { // a tenant may not read it
+		return
+	}
+	selector, macs := stringMap(ctx, config.NodeSelector, o.diags), []string{}
+	for node, err := range o.Nodes(ctx, client.Filter{}) {
+		switch {
+		case err != nil:
+			return
+		case config.Node.ValueString() != "" && config.Node.ValueString() != node.Name, !api.Matches(selector, node.Labels):
+		case node.Apple == nil: // it may get this one
+			return
+		default:
+			macs = append(macs, node.Name)
+		}
+	}
+	if len(macs) > 0 {
+		o.diags.AddWarning("The lease is shorter than the minimum term", fmt.Sprintf("A lease of %s lasts at least %s, as the policy's min_lease_hours asks for; the apply is going to fail. Give a longer duration or a later ends_at.",
+			strings.Join(macs, ", "), lengthText(least)))
+	}
+}
+
 // planSelector keeps hosts that match.
-func (r *leaseResource) planSelector(ctx context.Context, config, state leaseModel, resp *resource.ModifyPlanResponse) types.Map {
+func planSelector(ctx context.Context, o op, config, state leaseModel, resp *resource.ModifyPlanResponse) types.Map {
 	if config.NodeSelector.IsNull() || config.NodeSelector.Equal(state.NodeSelector) {
 		return state.NodeSelector
 	}
 	fits := false
 	if !config.NodeSelector.IsUnknown() {
 		var err error
-		if fits, err = r.hostsMatch(ctx, state, stringMap(ctx, config.NodeSelector, &resp.Diagnostics)); err != nil {
+		if fits, err = hostsMatch(ctx, o, state, stringMap(ctx, config.NodeSelector, &resp.Diagnostics)); err != nil {
 			addError(&resp.Diagnostics, "Reading the labels of the lease's hosts failed", err)
 		}
 	}
@@ -209,13 +244,13 @@ func (r *leaseResource) planSelector(ctx context.Context, config, state leaseMod
 	return config.NodeSelector
 }
 
-func (r *leaseResource) hostsMatch(ctx context.Context, state leaseModel, selector map[string]string) (bool, error) {
+func hostsMatch(ctx context.Context, o op, state leaseModel, selector map[string]string) (bool, error) {
 	var names []string
 	if diags := state.Nodes.ElementsAs(ctx, &names, false); diags.HasError() {
 		return false, errors.New(diags[0].Detail())
 	}
 	for _, name := range names {
-		node, err := r.client.Node(ctx, name)
+		node, err := o.Node(ctx, name)
 		if err != nil || !api.Matches(selector, node.Labels) {
 			return false, errUnlessGone(err)
 		}
@@ -226,21 +261,30 @@ func (r *leaseResource) hostsMatch(ctx context.Context, state leaseModel, select
 // planTerm plans the end: what the configuration says, unless what is there means the same.
 func planTerm(config leaseModel, plan *leaseModel, state leaseModel, diags *diag.Diagnostics) {
 	plan.Duration, plan.EndsAt = state.Duration, state.EndsAt
+	have, _ := instant(state.EndsAt)
+	earliest, _ := instant(state.EarliestEnd)
+	want, known := instant(config.EndsAt)
+	tooSoon := func(attribute, least string) {
+		diags.AddAttributeWarning(path.Root(attribute), "The lease ends later",
+			fmt.Sprintf("Its minimum term holds it until %s; it ends at %s. Give %s.", state.EarliestEnd.ValueString(), state.EndsAt.ValueString(), least))
+	}
 	if config.EndsAt.IsNull() {
-		if !sameLength(config.Duration, state.Duration) {
+		now, _ := length(config.Duration)
+		was, measured := length(state.Duration)
+		switch {
+		case sameLength(config.Duration, state.Duration):
+		case measured && !config.Duration.IsUnknown() && !plan.AutoRenew.ValueBool() && !state.StartsAt.IsNull() && have.Add(now-was) < earliest:
+			tooSoon("duration", lengthText(was-have.Sub(earliest))+" or more")
+		default:
 			plan.Duration, plan.EndsAt = config.Duration, types.StringUnknown()
 		}
 		return
 	}
-	want, known := instant(config.EndsAt)
-	have, _ := instant(state.EndsAt)
-	earliest, _ := instant(state.EarliestEnd)
 	switch {
 	case known && want == have:
 	case known && want < have && plan.AutoRenew.ValueBool() && state.AutoRenew.ValueBool(): // it was renewed
 	case known && want < earliest:
-		diags.AddAttributeWarning(path.Root("ends_at"), "The lease ends later", fmt.Sprintf("Its minimum term holds it until %s; it ends at %s. Give a time of %[1]s or later.",
-			state.EarliestEnd.ValueString(), state.EndsAt.ValueString()))
+		tooSoon("ends_at", "a time of "+state.EarliestEnd.ValueString()+" or later")
 	default:
 		plan.EndsAt, plan.Duration = config.EndsAt, types.StringUnknown()
 	}
@@ -299,52 +343,26 @@ func (m *leaseModel) refreshTerm(l api.Lease) {
 	m.EndsAt = timeOrNull(l.EndsAt)
 }
 
-func (r *leaseResource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
-	var m leaseModel
-	resp.Diagnostics.Append(req.Plan.Get(ctx, &m)...)
-	limit, diags := m.Timeouts.Create(ctx, createTimeout)
-	resp.Diagnostics.Append(diags...)
-	body := api.LeaseRequest{
-		Tenant: m.Tenant.ValueString(), Node: m.Node.ValueString(), NodeSelector: stringMap(ctx, m.NodeSelector, &resp.Diagnostics),
-		Duration: m.Duration.ValueString(), AutoRenew: m.AutoRenew.ValueBool(), Drain: m.Drain.ValueBool(),
+// settleLease waits until a lease that was just made is active.
+func settleLease(ctx context.Context, o op, m, config *leaseModel, lease api.Lease) (api.Lease, bool) {
+	if config == nil || lease.State != api.LeasePending {
+		return lease, true
 	}
-	if body.NodeSelector != nil {
-		body.Count = int(m.NodeCount.ValueInt64())
-	}
-	if at, ok := instant(m.EndsAt); ok {
-		body.EndsAt = at
-	}
-	if resp.Diagnostics.HasError() {
-		return
-	}
-	within, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	lease, err := r.client.CreateLease(within, body, uuid.NewString())
-	if err != nil {
-		addError(&resp.Diagnostics, "Leasing failed", err, leaseFields[:]...)
-		return
-	}
-	m.take(lease)
-	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
-	resp.Diagnostics.Append(resp.Identity.SetAttribute(ctx, path.Root("id"), m.ID)...)
-	if resp.Diagnostics.HasError() || lease.State != api.LeasePending {
-		return
-	}
-	lease, ok := r.waitActive(within, lease, "timeouts.create", &resp.Diagnostics)
-	if !ok {
-		resp.State.RemoveResource(ctx)
-		return
-	}
-	if body.EndsAt.IsZero() {
+	lease, there := waitActive(ctx, o, lease, "timeouts.create")
+	until, fixed := instant(config.EndsAt)
+	if !there || !fixed {
 		m.EndsAt = types.StringNull() // the term runs from the start
-	} else if m.Duration = types.StringNull(); lease.State == api.LeaseActive && lease.EndsAt > body.EndsAt && body.EndsAt >= lease.EarliestEnd {
-		if lease, err = r.client.PatchLease(within, lease.ID, api.LeasePatch{EndsAt: api.Some(body.EndsAt)}); err != nil {
-			addError(&resp.Diagnostics, "Setting the end of the lease failed", err, leaseFields[:]...)
-			return
-		}
+		return lease, there
 	}
-	m.take(lease)
-	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
+	if m.Duration = types.StringNull(); lease.State == api.LeaseActive && lease.EndsAt > until && until >= lease.EarliestEnd {
+		moved, err := o.PatchLease(ctx, lease.ID, api.LeasePatch{EndsAt: api.Some(until)})
+		if err != nil {
+			addError(o.diags, "Setting the end of the lease failed", err, "ends_at")
+			return lease, true
+		}
+		lease = moved
+	}
+	return lease, true
 }
 
 // errLeaseOver ends a wait for a lease that will not come to what is waited for.
@@ -352,9 +370,9 @@ var errLeaseOver = errors.New("the lease is over")
 
 // waitActive waits until a pending lease is active, and gives it as last seen. It is false when the lease is over. A
 // wait that runs out is a warning.
-func (r *leaseResource) waitActive(ctx context.Context, lease api.Lease, setting string, diags *diag.Diagnostics) (api.Lease, bool) {
+func waitActive(ctx context.Context, o op, lease api.Lease, setting string) (api.Lease, bool) {
 	err := waitFor(ctx, func(ctx context.Context) (bool, error) {
-		next, err := r.client.Lease(ctx, lease.ID)
+		next, err := o.Lease(ctx, lease.ID)
 		if err != nil {
 			return false, err
 		}
@@ -366,13 +384,13 @@ func (r *leaseResource) waitActive(ctx context.Context, lease api.Lease, setting
 	switch {
 	case err == nil:
 	case client.IsNotFound(err), errors.Is(err, errLeaseOver):
-		diags.AddError("The lease ended before it began", orDefault(lease.Reason, "It was ended outside of this configuration.")+" Apply again to make another.")
+		o.diags.AddError("The lease ended before it began", orDefault(lease.Reason, "It was ended outside of this configuration.")+" Apply again to make another.")
 		return lease, false
 	case outOfTime(ctx, err):
-		diags.AddWarning("The lease is not active yet", fmt.Sprintf("It waits until the VMs of others are off %s: %s. It becomes active by itself then; raise %s to wait longer, or end those VMs.",
+		o.diags.AddWarning("The lease is not active yet", fmt.Sprintf("It waits until the VMs of others are off %s: %s. It becomes active by itself then; raise %s to wait longer, or end those VMs.",
 			strings.Join(lease.Nodes, ", "), orDefault(strings.Join(lease.BlockedBy, ", "), "none is left"), setting))
 	default:
-		addError(diags, "Waiting for the lease failed", err)
+		addError(o.diags, "Waiting for the lease failed", err)
 	}
 	return lease, true
 }
@@ -380,83 +398,57 @@ func (r *leaseResource) waitActive(ctx context.Context, lease api.Lease, setting
 // over says that the hosts of a lease are not the tenant's any more.
 func over(s api.LeaseState) bool { return s != api.LeasePending && s != api.LeaseActive }
 
-func (r *leaseResource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
-	var m leaseModel
-	resp.Diagnostics.Append(req.State.Get(ctx, &m)...)
-	if resp.Diagnostics.HasError() {
-		return
-	}
-	lease, err := r.client.Lease(ctx, m.ID.ValueString())
-	if client.IsNotFound(err) || err == nil && over(lease.State) {
-		addGone(&resp.Diagnostics, "Lease "+m.ID.ValueString(), whyOver(lease))
-		resp.State.RemoveResource(ctx)
-		keepIdentity(ctx, resp, "id", m.ID)
-		return
-	}
-	if err != nil {
-		addError(&resp.Diagnostics, "Reading the lease failed", err)
-		return
-	}
-	m.refreshTerm(lease)
-	m.take(lease)
-	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
-	resp.Diagnostics.Append(resp.Identity.SetAttribute(ctx, path.Root("id"), m.ID)...)
+// leavingHosts says that a lease has ended and its hosts are being cleaned. It stays in the state until they are free: a new
+// one could not have them before.
+func leavingHosts(s string) bool {
+	return s == string(api.LeaseEnding) || s == string(api.LeaseScrubbing)
 }
 
+func readLease(ctx context.Context, o op, m *leaseModel) (api.Lease, error) {
+	lease, err := o.Lease(ctx, m.ID.ValueString())
+	if err == nil && leavingHosts(string(lease.State)) {
+		o.diags.AddWarning("Lease "+lease.ID+" has ended", fmt.Sprintf("It ended at %s and is %s: %s can be leased again once that is done, and then Terraform plans it anew.",
+			lease.EndsAt, lease.State, strings.Join(lease.Nodes, ", ")))
+	}
+	return lease, err
+}
+
+// whyOver says why a lease leaves the state; nothing for one that stays.
 func whyOver(l api.Lease) string {
 	switch l.State {
 	case "":
 		return "The fleet has no such lease, or it is another tenant's."
-	case api.LeaseEnding, api.LeaseScrubbing:
-		return fmt.Sprintf("It ended at %s, and its hosts are being cleaned (%s): they can be leased again after that.", l.EndsAt, l.State)
+	case api.LeasePending, api.LeaseActive, api.LeaseEnding, api.LeaseScrubbing:
+		return ""
 	case api.LeaseScrubFailed:
 		return fmt.Sprintf("It ended at %s, and its hosts are not free: %s.", l.EndsAt, orDefault(l.Reason, "a scrub failed"))
 	}
 	return fmt.Sprintf("It ended at %s.", l.EndsAt)
 }
 
-func (r *leaseResource) Update(ctx context.Context, req resource.UpdateRequest, resp *resource.UpdateResponse) {
-	var plan, state leaseModel
-	resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
-	resp.Diagnostics.Append(req.State.Get(ctx, &state)...)
-	limit, diags := plan.Timeouts.Update(ctx, updateTimeout)
-	resp.Diagnostics.Append(diags...)
-	if resp.Diagnostics.HasError() {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	lease, err := r.client.Lease(ctx, state.ID.ValueString())
+func updateLease(ctx context.Context, o op, plan, state *leaseModel) (*api.Lease, error) {
+	lease, err := o.Lease(ctx, state.ID.ValueString())
 	if err != nil {
-		addError(&resp.Diagnostics, "Reading the lease failed", err)
-		return
+		return nil, err
 	}
-	patch := leasePatch(plan, state, lease)
-	if patch != (api.LeasePatch{}) {
-		if lease.State == api.LeasePending { // only an active one can be changed
-			var ok bool
-			if lease, ok = r.waitActive(ctx, lease, "timeouts.update", &resp.Diagnostics); !ok || lease.State != api.LeaseActive {
-				resp.Diagnostics.AddError("Changing the lease failed", "Only an active lease can be changed. Apply again once it is active.")
-				return
-			}
-			patch = leasePatch(plan, state, lease)
-		}
-		if lease, err = r.client.PatchLease(ctx, state.ID.ValueString(), patch); err != nil {
-			addError(&resp.Diagnostics, "Changing the lease failed", err, leaseFields[:]...)
-			return
+	if leasePatch(plan, state, lease) != (api.LeasePatch{}) && lease.State == api.LeasePending { // only an active one can be changed
+		if lease, _ = waitActive(ctx, o, lease, "timeouts.update"); lease.State != api.LeaseActive {
+			return nil, api.Errorf(api.CodeConflict, "only an active lease can be changed; apply again once it is active")
 		}
 	}
-	plan.take(lease)
-	resp.Diagnostics.Append(resp.State.Set(ctx, plan)...)
-	resp.Diagnostics.Append(resp.Identity.SetAttribute(ctx, path.Root("id"), plan.ID)...)
+	changed, err := send(leasePatch(plan, state, lease), func(p api.LeasePatch) (api.Lease, error) { return o.PatchLease(ctx, lease.ID, p) })
+	if changed == nil {
+		changed = &lease
+	}
+	return changed, err
 }
 
 // leasePatch holds only what differs. Another duration moves the end by the difference, from where the end is now.
-func leasePatch(plan, state leaseModel, lease api.Lease) (p api.LeasePatch) {
-	setIf(&p.AutoRenew, plan.AutoRenew.ValueBool(), lease.AutoRenew)
+func leasePatch(plan, state *leaseModel, lease api.Lease) (p api.LeasePatch) {
+	patchBool(&p.AutoRenew, plan.AutoRenew, types.BoolValue(lease.AutoRenew))
 	if at, given := instant(plan.EndsAt); given {
-		if !plan.EndsAt.Equal(state.EndsAt) {
-			setIf(&p.EndsAt, at, lease.EndsAt)
+		if !plan.EndsAt.Equal(state.EndsAt) && at != lease.EndsAt {
+			p.EndsAt = api.Some(at)
 		}
 		return p
 	}
@@ -468,35 +460,22 @@ func leasePatch(plan, state leaseModel, lease api.Lease) (p api.LeasePatch) {
 	return p
 }
 
-// Delete ends the lease and waits until its hosts are free. What the minimum term holds ends by itself.
-func (r *leaseResource) Delete(ctx context.Context, req resource.DeleteRequest, resp *resource.DeleteResponse) {
-	var m leaseModel
-	resp.Diagnostics.Append(req.State.Get(ctx, &m)...)
-	limit, diags := m.Timeouts.Delete(ctx, deleteTimeout)
-	resp.Diagnostics.Append(diags...)
-	if resp.Diagnostics.HasError() {
-		return
-	}
-	within, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
+// endLease ends the lease and waits until its hosts are free. What the minimum term holds ends by itself.
+func endLease(ctx context.Context, o op, m *leaseModel) error {
 	id := m.ID.ValueString()
-	lease, err := r.client.EndLease(within, id)
-	if client.IsNotFound(err) || err == nil && lease == nil {
-		return
-	}
-	if err != nil {
-		addError(&resp.Diagnostics, "Ending the lease failed", err)
-		return
+	lease, err := o.EndLease(ctx, id)
+	if err != nil || lease == nil {
+		return err
 	}
 	last := *lease
-	err = waitFor(within, func(ctx context.Context) (bool, error) {
+	err = waitFor(ctx, func(ctx context.Context) (bool, error) {
 		switch last.State {
 		case api.LeaseEnded:
 			return true, nil
 		case api.LeaseActive, api.LeaseScrubFailed:
 			return false, errLeaseOver
 		}
-		next, err := r.client.Lease(ctx, id)
+		next, err := o.Lease(ctx, id)
 		if err == nil {
 			last = next
 		}
@@ -506,13 +485,14 @@ func (r *leaseResource) Delete(ctx context.Context, req resource.DeleteRequest, 
 	switch {
 	case err == nil:
 	case errors.Is(err, errLeaseOver) && last.State == api.LeaseActive:
-		resp.Diagnostics.AddWarning("Lease "+id+" goes on until its minimum term is over", fmt.Sprintf("Its end is asked for: it ends by itself at %s, and is billed until then. "+
+		o.diags.AddWarning("Lease "+id+" goes on until its minimum term is over", fmt.Sprintf("Its end is asked for: it ends by itself at %s, and is billed until then. "+
 			"%s stays the tenant's until then. Terraform drops it from the state.", last.EndsAt, hosts))
 	case errors.Is(err, errLeaseOver):
-		resp.Diagnostics.AddWarning("The hosts of lease "+id+" are not free", orDefault(last.Reason, "Their scrub failed.")+" The lease has ended and is billed no more; an operator has to see to the scrub.")
-	case outOfTime(within, err):
-		resp.Diagnostics.AddWarning("Lease "+id+" is still ending", fmt.Sprintf("It is %s and is billed no more; %s can be leased again once its scrub is confirmed. Raise timeouts.delete to wait longer.", last.State, hosts))
+		o.diags.AddWarning("The hosts of lease "+id+" are not free", orDefault(last.Reason, "Their scrub failed.")+" The lease has ended and is billed no more; an operator has to see to the scrub.")
+	case outOfTime(ctx, err):
+		o.diags.AddWarning("Lease "+id+" is still ending", fmt.Sprintf("It is %s and is billed no more; %s can be leased again once its scrub is confirmed. Raise timeouts.delete to wait longer.", last.State, hosts))
 	default:
-		addError(&resp.Diagnostics, "Waiting for the lease's end failed", err)
+		return err
 	}
+	return nil
 }

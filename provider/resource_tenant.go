@@ -2,34 +2,21 @@ package provider
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/google/uuid"
 	"github.com/hashicorp/terraform-plugin-framework-timeouts/resource/timeouts"
 	"github.com/hashicorp/terraform-plugin-framework-validators/int64validator"
+	"github.com/hashicorp/terraform-plugin-framework/diag"
 	"github.com/hashicorp/terraform-plugin-framework/path"
 	"github.com/hashicorp/terraform-plugin-framework/resource"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema"
-	"github.com/hashicorp/terraform-plugin-framework/resource/schema/planmodifier"
-	"github.com/hashicorp/terraform-plugin-framework/resource/schema/stringplanmodifier"
-	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
+	"github.com/hashicorp/terraform-plugin-framework/tfsdk"
 	"github.com/hashicorp/terraform-plugin-framework/types"
 
 	"github.com/fluxvm/fluxvm/pkg/api"
 	"github.com/fluxvm/fluxvm/pkg/client"
 )
-
-var (
-	_ resource.ResourceWithConfigure      = (*tenantResource)(nil)
-	_ resource.ResourceWithImportState    = (*tenantResource)(nil)
-	_ resource.ResourceWithIdentity       = (*tenantResource)(nil)
-	_ resource.ResourceWithValidateConfig = (*tenantResource)(nil)
-)
-
-func newTenantResource() resource.Resource { return &tenantResource{} }
-
-type tenantResource struct{ client *client.Client }
 
 type tenantModel struct {
 	ID                types.String   `tfsdk:"id"`
@@ -51,37 +38,37 @@ type quotaModel struct {
 	MaxPools       types.Int64 `tfsdk:"max_pools"`
 }
 
-// tenantFields are where a refusal may point.
-var tenantFields = [...]string{"name", "default_ttl_seconds", "max_ttl_seconds", "quota.max_vms", "quota.max_vcpus", "quota.max_memory_mib",
-	"quota.max_macos_guests", "quota.max_leases", "quota.max_pools"}
-
-func (r *tenantResource) Metadata(_ context.Context, _ resource.MetadataRequest, resp *resource.MetadataResponse) {
-	resp.TypeName = "fluxvm_tenant"
+func newTenantResource() resource.Resource {
+	return &managed[tenantModel, api.Tenant]{kind: kind[tenantModel, api.Tenant]{
+		noun: "tenant", identity: []string{"name"}, schema: tenantSchema, validate: checkTenantTTLs, take: (*tenantModel).take,
+		create: func(ctx context.Context, o op, m, _ *tenantModel) (api.Tenant, error) {
+			return o.CreateTenant(ctx, api.TenantRequest{
+				Name: m.Name.ValueString(), Quota: m.Quota.limits(),
+				DefaultTTLSeconds: m.DefaultTTLSeconds.ValueInt64Pointer(), MaxTTLSeconds: m.MaxTTLSeconds.ValueInt64Pointer(),
+			}, uuid.NewString())
+		},
+		read: func(ctx context.Context, o op, m *tenantModel) (api.Tenant, error) {
+			return o.Tenant(ctx, m.Name.ValueString())
+		},
+		update: func(ctx context.Context, o op, plan, state *tenantModel) (*api.Tenant, error) {
+			return send(tenantPatch(plan, state), func(p api.TenantPatch) (api.Tenant, error) { return o.PatchTenant(ctx, state.Name.ValueString(), p) })
+		},
+		remove: removeTenant,
+	}}
 }
 
-func (r *tenantResource) IdentitySchema(_ context.Context, _ resource.IdentitySchemaRequest, resp *resource.IdentitySchemaResponse) {
-	resp.IdentitySchema = nameIdentity()
-}
-
-func (r *tenantResource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
-	limit := func(text string) schema.Int64Attribute {
-		return schema.Int64Attribute{Optional: true, MarkdownDescription: text, Validators: []validator.Int64{int64validator.AtLeast(0)}}
-	}
+func tenantSchema(ctx context.Context) schema.Schema {
+	limit := func(text string) schema.Int64Attribute { return bounded(text, int64validator.AtLeast(0)) }
 	ttl := func(text string) schema.Int64Attribute {
-		return schema.Int64Attribute{Optional: true, MarkdownDescription: text, Validators: []validator.Int64{int64validator.Between(1, api.MaxTTLSeconds)}}
+		return bounded(text, int64validator.Between(1, api.MaxTTLSeconds))
 	}
-	resp.Schema = schema.Schema{
+	return schema.Schema{
 		MarkdownDescription: "One who owns VMs, pools and leases, and how much of them. Only an operator may make tenants. " +
 			"A tenant can be removed once it owns nothing; its keys go with it.",
 		Attributes: map[string]schema.Attribute{
 			"id": fixedByFleet("The name, but known only once the tenant exists. Give it to what is read while planning, such as the ephemeral " +
 				"`fluxvm_tenant_key`, so that it waits for the tenant."),
-			"name": schema.StringAttribute{
-				Required:            true,
-				MarkdownDescription: "1-40 characters of a-z, 0-9 and -. Another name makes a new tenant.",
-				Validators:          []validator.String{tenantNameRule()},
-				PlanModifiers:       []planmodifier.String{stringplanmodifier.RequiresReplace()},
-			},
+			"name": fixedText("1-40 characters of a-z, 0-9 and -. Another name makes a new tenant.", tenantNameRule()),
 			"quota": schema.SingleNestedAttribute{
 				Optional: true,
 				MarkdownDescription: "How much it may hold at once. A limit that is left out or null is no limit; 0 is none at all. " +
@@ -98,28 +85,20 @@ func (r *tenantResource) Schema(ctx context.Context, _ resource.SchemaRequest, r
 			"default_ttl_seconds": ttl("Time to live of VMs that are launched without one. Left out, they have no limit or `max_ttl_seconds`."),
 			"max_ttl_seconds":     ttl("The longest time to live that a VM may have. Left out, there is no limit."),
 			"created_at":          fixedByFleet("When it was made."),
-			"timeouts":            timeouts.Attributes(ctx, timeouts.Opts{Create: true, Update: true, Delete: true}),
+			"timeouts":            allTimeouts(ctx),
 		},
 	}
 }
 
-func (r *tenantResource) ValidateConfig(ctx context.Context, req resource.ValidateConfigRequest, resp *resource.ValidateConfigResponse) {
+func checkTenantTTLs(ctx context.Context, config tfsdk.Config, diags *diag.Diagnostics) {
 	var usual, most types.Int64
-	resp.Diagnostics.Append(req.Config.GetAttribute(ctx, path.Root("default_ttl_seconds"), &usual)...)
-	resp.Diagnostics.Append(req.Config.GetAttribute(ctx, path.Root("max_ttl_seconds"), &most)...)
+	diags.Append(config.GetAttribute(ctx, path.Root("default_ttl_seconds"), &usual)...)
+	diags.Append(config.GetAttribute(ctx, path.Root("max_ttl_seconds"), &most)...)
 	known := !usual.IsNull() && !usual.IsUnknown() && !most.IsNull() && !most.IsUnknown()
 	if known && usual.ValueInt64() > most.ValueInt64() {
-		resp.Diagnostics.AddAttributeError(path.Root("default_ttl_seconds"), "This value is not allowed",
+		diags.AddAttributeError(path.Root("default_ttl_seconds"), "This value is not allowed",
 			fmt.Sprintf("default_ttl_seconds must not be above max_ttl_seconds (%d).", most.ValueInt64()))
 	}
-}
-
-func (r *tenantResource) Configure(_ context.Context, req resource.ConfigureRequest, resp *resource.ConfigureResponse) {
-	r.client = clientOf(req.ProviderData, &resp.Diagnostics)
-}
-
-func (r *tenantResource) ImportState(ctx context.Context, req resource.ImportStateRequest, resp *resource.ImportStateResponse) {
-	resource.ImportStatePassthroughWithIdentity(ctx, path.Root("name"), path.Root("name"), req, resp)
 }
 
 // take fills the model from the API's tenant. The API does not tell a quota without limits from none, so that stays as
@@ -147,152 +126,60 @@ func (q *quotaModel) limits() api.Quota {
 	}
 }
 
-func (r *tenantResource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
-	var m tenantModel
-	resp.Diagnostics.Append(req.Plan.Get(ctx, &m)...)
-	limit, diags := m.Timeouts.Create(ctx, createTimeout)
-	resp.Diagnostics.Append(diags...)
-	if resp.Diagnostics.HasError() {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	tenant, err := r.client.CreateTenant(ctx, api.TenantRequest{
-		Name: m.Name.ValueString(), Quota: m.Quota.limits(),
-		DefaultTTLSeconds: m.DefaultTTLSeconds.ValueInt64Pointer(), MaxTTLSeconds: m.MaxTTLSeconds.ValueInt64Pointer(),
-	}, uuid.NewString())
-	if isTaken(err) {
-		addTaken(&resp.Diagnostics, "fluxvm_tenant", m.Name.ValueString(), err)
-		return
-	}
-	if err != nil {
-		addError(&resp.Diagnostics, "Creating the tenant failed", err, tenantFields[:]...)
-		return
-	}
-	m.take(tenant)
-	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
-	resp.Diagnostics.Append(resp.Identity.SetAttribute(ctx, path.Root("name"), m.Name)...)
-}
-
-func (r *tenantResource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
-	var m tenantModel
-	resp.Diagnostics.Append(req.State.Get(ctx, &m)...)
-	if resp.Diagnostics.HasError() {
-		return
-	}
-	tenant, err := r.client.Tenant(ctx, m.Name.ValueString())
-	if client.IsNotFound(err) {
-		addGone(&resp.Diagnostics, fmt.Sprintf("Tenant %q", m.Name.ValueString()), "The fleet has no such tenant; it was removed outside of this configuration.")
-		resp.State.RemoveResource(ctx)
-		keepIdentity(ctx, resp, "name", m.Name)
-		return
-	}
-	if err != nil {
-		addError(&resp.Diagnostics, "Reading the tenant failed", err)
-		return
-	}
-	m.take(tenant)
-	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
-	resp.Diagnostics.Append(resp.Identity.SetAttribute(ctx, path.Root("name"), m.Name)...)
-}
-
-func (r *tenantResource) Update(ctx context.Context, req resource.UpdateRequest, resp *resource.UpdateResponse) {
-	var plan, state tenantModel
-	resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
-	resp.Diagnostics.Append(req.State.Get(ctx, &state)...)
-	limit, diags := plan.Timeouts.Update(ctx, updateTimeout)
-	resp.Diagnostics.Append(diags...)
-	if resp.Diagnostics.HasError() {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	if patch := tenantPatch(plan, state); patch != (api.TenantPatch{}) {
-		tenant, err := r.client.PatchTenant(ctx, state.Name.ValueString(), patch)
-		if err != nil {
-			addError(&resp.Diagnostics, "Changing the tenant failed", err, tenantFields[:]...)
-			return
-		}
-		plan.take(tenant)
-	}
-	resp.Diagnostics.Append(resp.State.Set(ctx, plan)...)
-	resp.Diagnostics.Append(resp.Identity.SetAttribute(ctx, path.Root("name"), plan.Name)...)
-}
-
 // tenantPatch holds only what differs; null takes a limit off.
-func tenantPatch(plan, state tenantModel) api.TenantPatch {
-	now, was := plan.Quota.limits(), state.Quota.limits()
-	return api.TenantPatch{
-		Quota: api.QuotaPatch{
-			MaxVMs: limitPatch(now.MaxVMs, was.MaxVMs), MaxVCPUs: limitPatch(now.MaxVCPUs, was.MaxVCPUs), MaxMemoryMiB: limitPatch(now.MaxMemoryMiB, was.MaxMemoryMiB),
-			MaxMacOSGuests: limitPatch(now.MaxMacOSGuests, was.MaxMacOSGuests), MaxLeases: limitPatch(now.MaxLeases, was.MaxLeases), MaxPools: limitPatch(now.MaxPools, was.MaxPools),
-		},
-		DefaultTTLSeconds: limitPatch(plan.DefaultTTLSeconds.ValueInt64Pointer(), state.DefaultTTLSeconds.ValueInt64Pointer()),
-		MaxTTLSeconds:     limitPatch(plan.MaxTTLSeconds.ValueInt64Pointer(), state.MaxTTLSeconds.ValueInt64Pointer()),
+func tenantPatch(plan, state *tenantModel) (p api.TenantPatch) {
+	now, was := plan.Quota, state.Quota
+	if now == nil {
+		now = &quotaModel{}
 	}
+	if was == nil {
+		was = &quotaModel{}
+	}
+	patchInt(&p.Quota.MaxVMs, now.MaxVMs, was.MaxVMs)
+	patchInt(&p.Quota.MaxVCPUs, now.MaxVCPUs, was.MaxVCPUs)
+	patchInt(&p.Quota.MaxMemoryMiB, now.MaxMemoryMiB, was.MaxMemoryMiB)
+	patchInt(&p.Quota.MaxMacOSGuests, now.MaxMacOSGuests, was.MaxMacOSGuests)
+	patchInt(&p.Quota.MaxLeases, now.MaxLeases, was.MaxLeases)
+	patchInt(&p.Quota.MaxPools, now.MaxPools, was.MaxPools)
+	patchInt(&p.DefaultTTLSeconds, plan.DefaultTTLSeconds, state.DefaultTTLSeconds)
+	patchInt(&p.MaxTTLSeconds, plan.MaxTTLSeconds, state.MaxTTLSeconds)
+	return p
 }
 
-func limitPatch(now, was *int64) api.Optional[int64] {
-	switch {
-	case now == nil && was == nil, now != nil && was != nil && *now == *was:
-		return api.Optional[int64]{}
-	case now == nil:
-		return api.Null[int64]()
-	}
-	return api.Some(*now)
-}
-
-func (r *tenantResource) Delete(ctx context.Context, req resource.DeleteRequest, resp *resource.DeleteResponse) {
-	var m tenantModel
-	resp.Diagnostics.Append(req.State.Get(ctx, &m)...)
-	limit, diags := m.Timeouts.Delete(ctx, deleteTimeout)
-	resp.Diagnostics.Append(diags...)
-	if resp.Diagnostics.HasError() {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
+// removeTenant waits while what the tenant still holds is on its way out.
+func removeTenant(ctx context.Context, o op, m *tenantModel) error {
 	var refused error
 	err := waitFor(ctx, func(ctx context.Context) (bool, error) {
-		err := r.client.DeleteTenant(ctx, m.Name.ValueString())
-		if !errors.Is(err, &api.Error{Code: api.CodeConflict}) {
+		err := o.DeleteTenant(ctx, m.Name.ValueString())
+		if !hasCode(err, api.CodeConflict) {
 			return err == nil || client.IsNotFound(err), errUnlessGone(err)
 		}
 		refused = err
-		leaving, failed := r.leaving(ctx, m.Name.ValueString())
+		leaving, failed := leaving(ctx, o.Client, m.Name.ValueString())
 		if failed == nil && !leaving {
 			failed = refused
 		}
 		return false, failed
 	})
 	if refused != nil && outOfTime(ctx, err) {
-		err = refused
-	}
-	if err != nil {
-		addError(&resp.Diagnostics, "Removing the tenant failed", err)
-	}
-}
-
-func errUnlessGone(err error) error {
-	if client.IsNotFound(err) {
-		return nil
+		return refused
 	}
 	return err
 }
 
 // leaving says whether all that a tenant still holds is on its way out, so that waiting helps: spares of a pool that was
 // deleted, a lease whose hosts are being scrubbed.
-func (r *tenantResource) leaving(ctx context.Context, name string) (bool, error) {
-	usage, err := r.client.TenantUsage(ctx, name)
+func leaving(ctx context.Context, c *client.Client, name string) (bool, error) {
+	usage, err := c.TenantUsage(ctx, name)
 	if err != nil || usage.Used.Pools > 0 {
 		return client.IsNotFound(err), errUnlessGone(err)
 	}
-	for vm, err := range r.client.VMs(ctx, client.Filter{Tenant: name}) {
+	for vm, err := range c.VMs(ctx, client.Filter{Tenant: name}) {
 		if err != nil || !ended(vm.State) {
 			return false, err
 		}
 	}
-	for lease, err := range r.client.Leases(ctx, client.Filter{Tenant: name}) {
+	for lease, err := range c.Leases(ctx, client.Filter{Tenant: name}) {
 		if err != nil || lease.State == api.LeasePending || lease.State == api.LeaseActive || lease.State == api.LeaseScrubFailed {
 			return false, err
 		}

@@ -2,20 +2,15 @@ package provider
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/hashicorp/terraform-plugin-framework-timeouts/resource/timeouts"
 	"github.com/hashicorp/terraform-plugin-framework-validators/stringvalidator"
-	"github.com/hashicorp/terraform-plugin-framework/diag"
 	"github.com/hashicorp/terraform-plugin-framework/path"
 	"github.com/hashicorp/terraform-plugin-framework/resource"
-	"github.com/hashicorp/terraform-plugin-framework/resource/identityschema"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema"
-	"github.com/hashicorp/terraform-plugin-framework/resource/schema/booldefault"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema/planmodifier"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema/stringdefault"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema/stringplanmodifier"
@@ -23,19 +18,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/types"
 
 	"github.com/fluxvm/fluxvm/pkg/api"
-	"github.com/fluxvm/fluxvm/pkg/client"
 )
-
-var (
-	_ resource.ResourceWithConfigure   = (*tenantKeyResource)(nil)
-	_ resource.ResourceWithImportState = (*tenantKeyResource)(nil)
-	_ resource.ResourceWithIdentity    = (*tenantKeyResource)(nil)
-	_ resource.ResourceWithModifyPlan  = (*tenantKeyResource)(nil)
-)
-
-func newTenantKeyResource() resource.Resource { return &tenantKeyResource{} }
-
-type tenantKeyResource struct{ client *client.Client }
 
 type tenantKeyModel struct {
 	ID          types.String   `tfsdk:"id"`
@@ -49,22 +32,39 @@ type tenantKeyModel struct {
 	Timeouts    timeouts.Value `tfsdk:"timeouts"`
 }
 
-// keyFields are where a refusal may point.
-var keyFields = [...]string{"tenant", "role", "expires_in"}
-
-func (r *tenantKeyResource) Metadata(_ context.Context, _ resource.MetadataRequest, resp *resource.MetadataResponse) {
-	resp.TypeName = "fluxvm_tenant_key"
-}
-
-func (r *tenantKeyResource) IdentitySchema(_ context.Context, _ resource.IdentitySchemaRequest, resp *resource.IdentitySchemaResponse) {
-	resp.IdentitySchema = identityschema.Schema{Attributes: map[string]identityschema.Attribute{
-		"tenant": identityschema.StringAttribute{RequiredForImport: true, Description: "The tenant's name."},
-		"id":     identityschema.StringAttribute{RequiredForImport: true, Description: "The key's id."},
+func newTenantKeyResource() resource.Resource {
+	return &managed[tenantKeyModel, api.Key]{kind: kind[tenantKeyModel, api.Key]{
+		noun: "tenant key", identity: []string{"tenant", "id"}, schema: tenantKeySchema, plan: planSecret, take: (*tenantKeyModel).take,
+		create: func(ctx context.Context, o op, m, _ *tenantKeyModel) (api.Key, error) {
+			return makeKey(ctx, o, m.Tenant.ValueString(), m.Role.ValueString(), m.ExpiresIn)
+		},
+		read: func(ctx context.Context, o op, m *tenantKeyModel) (api.Key, error) {
+			for key, err := range o.TenantKeys(ctx, m.Tenant.ValueString()) {
+				if err != nil || key.ID == m.ID.ValueString() {
+					return key, err
+				}
+			}
+			return api.Key{}, api.Errorf(api.CodeNotFound, "tenant %s has no such key", m.Tenant.ValueString())
+		},
+		// An update changes nothing in the fleet: all it can do is to forget the secret.
+		update: func(context.Context, op, *tenantKeyModel, *tenantKeyModel) (*api.Key, error) { return nil, nil },
+		remove: func(ctx context.Context, o op, m *tenantKeyModel) error {
+			return o.RevokeTenantKey(ctx, m.Tenant.ValueString(), m.ID.ValueString())
+		},
+		gone: func(m *tenantKeyModel, key *api.Key) string {
+			switch {
+			case key == nil:
+				return fmt.Sprintf("Tenant %s has no such key; it was revoked outside of this configuration.", m.Tenant.ValueString())
+			case !key.ExpiresAt.IsZero() && !key.ExpiresAt.Std().After(time.Now()):
+				return fmt.Sprintf("It expired at %s.", key.ExpiresAt)
+			}
+			return ""
+		},
 	}}
 }
 
-func (r *tenantKeyResource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
-	resp.Schema = schema.Schema{
+func tenantKeySchema(ctx context.Context) schema.Schema {
+	return schema.Schema{
 		MarkdownDescription: "An API key of a tenant. The fleet shows a key's secret once, when it makes the key, and keeps only its hash. " +
 			"There are three ways to have it:\n\n" +
 			"- For one run, use the ephemeral resource of the same name: the secret is in no state and no plan, and the key is revoked when the run ends.\n" +
@@ -73,13 +73,8 @@ func (r *tenantKeyResource) Schema(ctx context.Context, _ resource.SchemaRequest
 			"- With `store_secret = true` the secret is in `secret`, and so in the state. Use a state backend that encrypts and that few can read.\n\n" +
 			"A key whose time is up, or that was revoked, is planned anew.",
 		Attributes: map[string]schema.Attribute{
-			"id": fixedByFleet("The key's id, which is no secret."),
-			"tenant": schema.StringAttribute{
-				Required:            true,
-				MarkdownDescription: "Whose key it is. Another tenant makes a new key.",
-				Validators:          []validator.String{tenantNameRule()},
-				PlanModifiers:       []planmodifier.String{stringplanmodifier.RequiresReplace()},
-			},
+			"id":     fixedByFleet("The key's id, which is no secret."),
+			"tenant": fixedText("Whose key it is. Another tenant makes a new key.", tenantNameRule()),
 			"role": schema.StringAttribute{
 				Optional: true, Computed: true,
 				MarkdownDescription: "`tenant` (default) or `viewer`, which may only read. Another role makes a new key.",
@@ -93,11 +88,8 @@ func (r *tenantKeyResource) Schema(ctx context.Context, _ resource.SchemaRequest
 				Validators:          []validator.String{durationRule()},
 				PlanModifiers:       []planmodifier.String{keepLength{}, stringplanmodifier.RequiresReplace()},
 			},
-			"store_secret": schema.BoolAttribute{
-				Optional: true, Computed: true,
-				MarkdownDescription: "Whether the secret is kept in the state (false). Turning it on makes a new key, as the secret of one that exists is nowhere; turning it off takes the secret out of the state.",
-				Default:             booldefault.StaticBool(false),
-			},
+			"store_secret": flag("Whether the secret is kept in the state (false). Turning it on makes a new key, as the secret of one that exists is nowhere; "+
+				"turning it off takes the secret out of the state.", false),
 			"secret": schema.StringAttribute{
 				Computed: true, Sensitive: true,
 				MarkdownDescription: "The secret, with `store_secret`; otherwise null.",
@@ -109,41 +101,8 @@ func (r *tenantKeyResource) Schema(ctx context.Context, _ resource.SchemaRequest
 	}
 }
 
-func (r *tenantKeyResource) Configure(_ context.Context, req resource.ConfigureRequest, resp *resource.ConfigureResponse) {
-	r.client = clientOf(req.ProviderData, &resp.Diagnostics)
-}
-
-// ImportState takes TENANT/ID.
-func (r *tenantKeyResource) ImportState(ctx context.Context, req resource.ImportStateRequest, resp *resource.ImportStateResponse) {
-	tenant, id, ok := strings.Cut(req.ID, "/")
-	if req.ID == "" {
-		var t, i types.String
-		resp.Diagnostics.Append(req.Identity.GetAttribute(ctx, path.Root("tenant"), &t)...)
-		resp.Diagnostics.Append(req.Identity.GetAttribute(ctx, path.Root("id"), &i)...)
-		tenant, id, ok = t.ValueString(), i.ValueString(), true
-	}
-	if !ok || tenant == "" || id == "" {
-		resp.Diagnostics.AddError("A key is imported by TENANT/ID", "fluxctl fleet keys TENANT lists the ids of a tenant's keys.")
-		return
-	}
-	m := tenantKeyModel{ID: types.StringValue(id), Tenant: types.StringValue(tenant)}
-	resp.Diagnostics.Append(resp.State.SetAttribute(ctx, path.Root("id"), m.ID)...)
-	resp.Diagnostics.Append(resp.State.SetAttribute(ctx, path.Root("tenant"), m.Tenant)...)
-	resp.Diagnostics.Append(m.identify(ctx, resp.Identity)...)
-}
-
-// identity is what a response keeps of an object's identity.
-type identity interface {
-	SetAttribute(ctx context.Context, at path.Path, value any) diag.Diagnostics
-}
-
-func (m *tenantKeyModel) identify(ctx context.Context, to identity) diag.Diagnostics {
-	diags := to.SetAttribute(ctx, path.Root("tenant"), m.Tenant)
-	return append(diags, to.SetAttribute(ctx, path.Root("id"), m.ID)...)
-}
-
-// ModifyPlan says what becomes of the secret: it is there only when it is made.
-func (r *tenantKeyResource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
+// planSecret says what becomes of the secret: it is there only when it is made.
+func planSecret(ctx context.Context, _ op, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
 	if req.Plan.Raw.IsNull() {
 		return
 	}
@@ -172,7 +131,6 @@ func (r *tenantKeyResource) ModifyPlan(ctx context.Context, req resource.ModifyP
 	resp.Diagnostics.Append(resp.Plan.SetAttribute(ctx, path.Root("secret"), secret)...)
 }
 
-// take fills the model from the API's key, but for the secret.
 func (m *tenantKeyModel) take(k api.Key) {
 	m.ID, m.Role = types.StringValue(k.ID), types.StringValue(k.Role)
 	m.CreatedAt, m.ExpiresAt = timeOrNull(k.CreatedAt), timeOrNull(k.ExpiresAt)
@@ -182,23 +140,26 @@ func (m *tenantKeyModel) take(k api.Key) {
 	if m.StoreSecret.IsNull() {
 		m.StoreSecret = types.BoolValue(false)
 	}
+	if m.Secret.IsUnknown() { // only the answer to a create has it
+		m.Secret = types.StringValue(k.Secret)
+	}
 }
 
 // makeKey makes a key and gives it with its secret. The secret is in one answer only: when that is lost, the key is
 // made again.
-func makeKey(ctx context.Context, c *client.Client, tenant, role string, expiresIn types.String, diags *diag.Diagnostics) (api.Key, error) {
+func makeKey(ctx context.Context, o op, tenant, role string, expiresIn types.String) (api.Key, error) {
 	expires, _ := length(expiresIn) // checked by the schema; none is 0
 	body := api.KeyRequest{Role: role, ExpiresInSecs: int64(expires / time.Second)}
 	for tries := 1; ; tries++ {
-		key, err := c.CreateTenantKey(ctx, tenant, body, uuid.NewString())
-		lost := errors.Is(err, &api.Error{Code: api.CodeConflict}) // the answer to an earlier try of this request
+		key, err := o.CreateTenantKey(ctx, tenant, body, uuid.NewString())
+		lost := hasCode(err, api.CodeConflict) // the answer to an earlier try of this request
 		switch {
 		case err == nil && key.Secret != "":
 			return key, nil
 		case err == nil:
-			err = errUnlessGone(c.RevokeTenantKey(ctx, tenant, key.ID))
+			err = errUnlessGone(o.RevokeTenantKey(ctx, tenant, key.ID))
 		case lost && tries < mostKeyTries:
-			diags.AddWarning("A key was made whose secret is lost", "The answer that held it did not arrive, and the fleet keeps no secrets, so another key was made. "+
+			o.diags.AddWarning("A key was made whose secret is lost", "The answer that held it did not arrive, and the fleet keeps no secrets, so another key was made. "+
 				"Revoke the lost one: fluxctl fleet keys "+tenant+" shows it as never used.")
 			err = nil
 		}
@@ -210,87 +171,3 @@ func makeKey(ctx context.Context, c *client.Client, tenant, role string, expires
 
 // mostKeyTries bounds how many keys are made for one that arrives.
 const mostKeyTries = 3
-
-func (r *tenantKeyResource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
-	var m tenantKeyModel
-	resp.Diagnostics.Append(req.Plan.Get(ctx, &m)...)
-	limit, diags := m.Timeouts.Create(ctx, createTimeout)
-	resp.Diagnostics.Append(diags...)
-	if resp.Diagnostics.HasError() {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	key, err := makeKey(ctx, r.client, m.Tenant.ValueString(), m.Role.ValueString(), m.ExpiresIn, &resp.Diagnostics)
-	if err != nil {
-		addError(&resp.Diagnostics, "Making the key failed", err, keyFields[:]...)
-		return
-	}
-	m.take(key)
-	m.Secret = types.StringNull()
-	if m.StoreSecret.ValueBool() {
-		m.Secret = types.StringValue(key.Secret)
-	}
-	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
-	resp.Diagnostics.Append(m.identify(ctx, resp.Identity)...)
-}
-
-func (r *tenantKeyResource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
-	var m tenantKeyModel
-	resp.Diagnostics.Append(req.State.Get(ctx, &m)...)
-	if resp.Diagnostics.HasError() {
-		return
-	}
-	var found *api.Key
-	for key, err := range r.client.TenantKeys(ctx, m.Tenant.ValueString()) {
-		if errUnlessGone(err) != nil {
-			addError(&resp.Diagnostics, "Reading the key failed", err)
-			return
-		}
-		if key.ID == m.ID.ValueString() {
-			found = &key
-		}
-	}
-	why := ""
-	switch {
-	case found == nil:
-		why = fmt.Sprintf("Tenant %s has no such key; it was revoked outside of this configuration.", m.Tenant.ValueString())
-	case !found.ExpiresAt.IsZero() && !found.ExpiresAt.Std().After(time.Now()):
-		why = fmt.Sprintf("It expired at %s.", found.ExpiresAt)
-	}
-	if why != "" {
-		addGone(&resp.Diagnostics, "Key "+m.ID.ValueString(), why)
-		resp.State.RemoveResource(ctx)
-		resp.Diagnostics.Append(m.identify(ctx, resp.Identity)...)
-		return
-	}
-	m.take(*found)
-	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
-	resp.Diagnostics.Append(m.identify(ctx, resp.Identity)...)
-}
-
-// Update changes nothing in the fleet: all it can do is to forget the secret.
-func (r *tenantKeyResource) Update(ctx context.Context, req resource.UpdateRequest, resp *resource.UpdateResponse) {
-	var plan tenantKeyModel
-	resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
-	if resp.Diagnostics.HasError() {
-		return
-	}
-	resp.Diagnostics.Append(resp.State.Set(ctx, plan)...)
-	resp.Diagnostics.Append(plan.identify(ctx, resp.Identity)...)
-}
-
-func (r *tenantKeyResource) Delete(ctx context.Context, req resource.DeleteRequest, resp *resource.DeleteResponse) {
-	var m tenantKeyModel
-	resp.Diagnostics.Append(req.State.Get(ctx, &m)...)
-	limit, diags := m.Timeouts.Delete(ctx, deleteTimeout)
-	resp.Diagnostics.Append(diags...)
-	if resp.Diagnostics.HasError() {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	if err := r.client.RevokeTenantKey(ctx, m.Tenant.ValueString(), m.ID.ValueString()); errUnlessGone(err) != nil {
-		addError(&resp.Diagnostics, "Revoking the key failed", err)
-	}
-}

@@ -12,12 +12,9 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework-timeouts/resource/timeouts"
 	"github.com/hashicorp/terraform-plugin-framework-validators/int64validator"
 	"github.com/hashicorp/terraform-plugin-framework-validators/resourcevalidator"
-	"github.com/hashicorp/terraform-plugin-framework/diag"
 	"github.com/hashicorp/terraform-plugin-framework/path"
 	"github.com/hashicorp/terraform-plugin-framework/resource"
-	"github.com/hashicorp/terraform-plugin-framework/resource/identityschema"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema"
-	"github.com/hashicorp/terraform-plugin-framework/resource/schema/booldefault"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema/boolplanmodifier"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema/int64planmodifier"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema/mapplanmodifier"
@@ -29,18 +26,6 @@ import (
 	"github.com/fluxvm/fluxvm/pkg/api"
 	"github.com/fluxvm/fluxvm/pkg/client"
 )
-
-var (
-	_ resource.ResourceWithConfigure        = (*vmResource)(nil)
-	_ resource.ResourceWithConfigValidators = (*vmResource)(nil)
-	_ resource.ResourceWithImportState      = (*vmResource)(nil)
-	_ resource.ResourceWithIdentity         = (*vmResource)(nil)
-	_ resource.ResourceWithModifyPlan       = (*vmResource)(nil)
-)
-
-func newVMResource() resource.Resource { return &vmResource{} }
-
-type vmResource struct{ client *client.Client }
 
 type vmModel struct {
 	ID           types.String   `tfsdk:"id"`
@@ -54,6 +39,8 @@ type vmModel struct {
 	Node         types.String   `tfsdk:"node"`
 	NodeSelector types.Map      `tfsdk:"node_selector"`
 	Labels       types.Map      `tfsdk:"labels"`
+	CloudInit    *cloudInit     `tfsdk:"cloud_init"`
+	CloudInitNo  types.Int64    `tfsdk:"cloud_init_version"`
 	TTLSeconds   types.Int64    `tfsdk:"ttl_seconds"`
 	WaitReady    types.Bool     `tfsdk:"wait_ready"`
 	Warm         types.Bool     `tfsdk:"warm"`
@@ -67,37 +54,52 @@ type vmModel struct {
 	Timeouts     timeouts.Value `tfsdk:"timeouts"`
 }
 
-// vmFields are where a refusal may point.
-var vmFields = [...]string{"name", "tenant", "pool", "image", "vcpus", "memory_mib", "disk_size_gib", "node", "node_selector", "labels", "ttl_seconds"}
-
-func (r *vmResource) Metadata(_ context.Context, _ resource.MetadataRequest, resp *resource.MetadataResponse) {
-	resp.TypeName = "fluxvm_vm"
-}
-
-func (r *vmResource) IdentitySchema(_ context.Context, _ resource.IdentitySchemaRequest, resp *resource.IdentitySchemaResponse) {
-	resp.IdentitySchema = identityschema.Schema{Attributes: map[string]identityschema.Attribute{
-		"id": identityschema.StringAttribute{RequiredForImport: true, Description: "The VM's id, or at import its name (TENANT/NAME for an operator)."},
+func newVMResource() resource.Resource {
+	return &managed[vmModel, api.VM]{kind: kind[vmModel, api.VM]{
+		noun: "VM", identity: []string{"id"}, schema: vmSchema, plan: planVM, find: findVM, importID: vmImportID, drift: (*vmModel).refreshTTL, take: (*vmModel).take,
+		validators: []resource.ConfigValidator{resourcevalidator.AtLeastOneOf(path.MatchRoot("pool"), path.MatchRoot("image"))},
+		create: func(ctx context.Context, o op, m, config *vmModel) (api.VM, error) {
+			answer, _, err := o.Launch(ctx, api.LaunchRequest{
+				Name: m.Name.ValueString(), Tenant: m.Tenant.ValueString(), Pool: m.Pool.ValueString(), Image: m.Image.ValueString(),
+				VCPUs: int(m.VCPUs.ValueInt64()), MemoryMiB: m.MemoryMiB.ValueInt64(), DiskSizeGiB: m.DiskSizeGiB.ValueInt64(),
+				TTLSeconds: m.TTLSeconds.ValueInt64(), Node: m.Node.ValueString(), CloudInit: config.CloudInit.wire(),
+				NodeSelector: stringMap(ctx, m.NodeSelector, o.diags), Labels: stringMap(ctx, m.Labels, o.diags),
+			}, client.LaunchOptions{Key: uuid.NewString()})
+			m.ClaimMS = types.Int64PointerValue(answer.ClaimMS)
+			return answer.VM, err
+		},
+		read: func(ctx context.Context, o op, m *vmModel) (api.VM, error) {
+			vm, err := o.VM(ctx, m.ID.ValueString())
+			if err == nil && vm.State == api.StateFailed {
+				o.diags.AddWarning(fmt.Sprintf("VM %q has failed", vm.Name), orDefault(vm.Reason, "The host gave no reason.")+
+					" It is kept as it is; replace it with terraform apply -replace=ADDRESS.")
+			}
+			return vm, err
+		},
+		update: func(ctx context.Context, o op, plan, state *vmModel) (*api.VM, error) {
+			return send(vmPatch(ctx, o, plan, state), func(p api.VMPatch) (api.VM, error) { return o.PatchVM(ctx, state.ID.ValueString(), p) })
+		},
+		remove: removeVM,
+		gone: func(m *vmModel, vm *api.VM) string {
+			switch {
+			case vm == nil:
+				return whyGone(m, "", time.Now())
+			case ended(vm.State):
+				return whyGone(m, vm.State, time.Now())
+			}
+			return ""
+		},
+		settle: func(ctx context.Context, o op, m, config *vmModel, vm api.VM) (api.VM, bool) {
+			if !m.WaitReady.ValueBool() || config == nil { // no change makes a VM boot
+				return vm, true
+			}
+			return waitVMReady(ctx, o, vm)
+		},
 	}}
 }
 
-// fixedChoice is a string that the fleet chooses unless given, and that only a new VM can change.
-func fixedChoice(text string, rule validator.String) schema.StringAttribute {
-	return schema.StringAttribute{
-		Optional: true, Computed: true,
-		MarkdownDescription: text,
-		Validators:          []validator.String{rule},
-		PlanModifiers:       []planmodifier.String{stringplanmodifier.UseStateForUnknown(), stringplanmodifier.RequiresReplaceIfConfigured()},
-	}
-}
-
-// fixedTenant is whose a new object is.
-func fixedTenant(what string) schema.StringAttribute {
-	return fixedChoice(fmt.Sprintf("Whose %[1]s it is, for an operator that acts for a tenant. Otherwise the provider's tenant or the token's; null is the operator's own. "+
-		"Another tenant makes a new %[1]s.", what), nameRule(api.MaxPoolName))
-}
-
-func (r *vmResource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
-	resp.Schema = schema.Schema{
+func vmSchema(ctx context.Context) schema.Schema {
+	return schema.Schema{
 		MarkdownDescription: "A virtual machine: taken from a warm pool when one matches, else booted. One that its time to live has ended " +
 			"is planned anew.",
 		Attributes: map[string]schema.Attribute{
@@ -127,17 +129,19 @@ func (r *vmResource) Schema(ctx context.Context, _ resource.SchemaRequest, resp 
 				MarkdownDescription: "Your own labels.",
 				Validators:          []validator.Map{labelsRule()},
 			},
-			"ttl_seconds": schema.Int64Attribute{
+			"cloud_init": cloudInitAttribute(),
+			"cloud_init_version": schema.Int64Attribute{
 				Optional:            true,
-				MarkdownDescription: "The fleet deletes the VM after so many seconds. A change counts from the moment of the change; left out, there is no limit.",
-				Validators:          []validator.Int64{int64validator.Between(1, api.MaxTTLSeconds)},
+				MarkdownDescription: "Any number; another one makes a new VM. Terraform keeps no `cloud_init` and so sees no change of it.",
+				Validators:          []validator.Int64{int64validator.AlsoRequires(path.MatchRoot("cloud_init"))},
+				PlanModifiers: []planmodifier.Int64{int64planmodifier.RequiresReplaceIf(func(_ context.Context, req planmodifier.Int64Request, resp *int64planmodifier.RequiresReplaceIfFuncResponse) {
+					resp.RequiresReplace = !req.StateValue.IsNull() // an import knows none
+				}, "another number makes a new VM", "another number makes a new VM")},
 			},
-			"wait_ready": schema.BoolAttribute{
-				Optional: true, Computed: true,
-				MarkdownDescription: "Whether an apply waits until the guest agent answers, or for images without one until the VM runs (true). " +
-					"When the time is up it goes on with a warning.",
-				Default: booldefault.StaticBool(true),
-			},
+			"ttl_seconds": bounded("The fleet deletes the VM after so many seconds. A change counts from the moment of the change; left out, there is no limit.",
+				int64validator.Between(1, api.MaxTTLSeconds)),
+			"wait_ready": flag("Whether an apply waits until the guest agent answers, or for images without one until the VM runs (true). "+
+				"When the time is up it goes on with a warning.", true),
 			"warm": schema.BoolAttribute{
 				Computed:            true,
 				MarkdownDescription: "Whether it came booted from a pool.",
@@ -154,82 +158,64 @@ func (r *vmResource) Schema(ctx context.Context, _ resource.SchemaRequest, resp 
 			"guest_os":   fixedByFleet("Its guest operating system."),
 			"created_at": fixedByFleet("When it was made."),
 			"expires_at": fixedByFleet("When its time to live ends."),
-			"timeouts":   timeouts.Attributes(ctx, timeouts.Opts{Create: true, Update: true, Delete: true}),
+			"timeouts":   allTimeouts(ctx),
 		},
 	}
 }
 
-func (r *vmResource) ConfigValidators(context.Context) []resource.ConfigValidator {
-	return []resource.ConfigValidator{resourcevalidator.AtLeastOneOf(path.MatchRoot("pool"), path.MatchRoot("image"))}
-}
-
-func (r *vmResource) Configure(_ context.Context, req resource.ConfigureRequest, resp *resource.ConfigureResponse) {
-	r.client = clientOf(req.ProviderData, &resp.Diagnostics)
-}
-
 // vmImportID names a VM for an import. Names are a tenant's own, so an operator gives the tenant with it.
-func vmImportID(m vmModel) string {
+func vmImportID(m *vmModel) string {
 	if tenant := m.Tenant.ValueString(); tenant != "" {
 		return tenant + "/" + m.Name.ValueString()
 	}
 	return m.Name.ValueString()
 }
 
-// find gives the VM of an id, a name, or TENANT/NAME.
-func (r *vmResource) find(ctx context.Context, given string) (api.VM, error) {
-	vm, err := r.client.VM(ctx, given)
+// findVM gives the id of the VM of an id, a name, or TENANT/NAME.
+func findVM(ctx context.Context, o op, given string) (string, error) {
+	vm, err := o.VM(ctx, given)
 	if !client.IsNotFound(err) {
-		return vm, err
+		return vm.ID, err
 	}
 	tenant, name, ok := strings.Cut(given, "/")
 	if !ok {
 		tenant, name = "", given // of the tenant that the provider acts for, or of the only one with that name
 	}
-	var found []api.VM
-	for one, failed := range r.client.VMs(ctx, client.Filter{Tenant: tenant}) {
+	var found []string
+	for one, failed := range o.VMs(ctx, client.Filter{Tenant: tenant}) {
 		if failed != nil {
-			return vm, failed
+			return "", failed
 		}
 		if one.Name == name && !ended(one.State) {
-			found = append(found, one)
+			found = append(found, one.ID)
 		}
 	}
 	switch len(found) {
 	case 0:
-		return vm, err
+		return "", err
 	case 1:
 		return found[0], nil
 	}
-	return vm, api.Errorf(api.CodeConflict, "%d tenants have a VM of that name; import TENANT/%s, or the VM's id", len(found), name)
+	return "", api.Errorf(api.CodeConflict, "%d tenants have a VM of that name; import TENANT/%s, or the VM's id", len(found), name)
 }
 
-// ImportState takes an id, a name, or TENANT/NAME.
-func (r *vmResource) ImportState(ctx context.Context, req resource.ImportStateRequest, resp *resource.ImportStateResponse) {
-	resource.ImportStatePassthroughWithIdentity(ctx, path.Root("id"), path.Root("id"), req, resp)
-	var given types.String
-	resp.Diagnostics.Append(resp.State.GetAttribute(ctx, path.Root("id"), &given)...)
-	if resp.Diagnostics.HasError() {
-		return
-	}
-	vm, err := r.find(ctx, given.ValueString())
-	if err != nil {
-		addError(&resp.Diagnostics, fmt.Sprintf("VM %q cannot be imported", given.ValueString()), err)
-		return
-	}
-	resp.Diagnostics.Append(resp.State.SetAttribute(ctx, path.Root("id"), vm.ID)...)
-	resp.Diagnostics.Append(resp.Identity.SetAttribute(ctx, path.Root("id"), vm.ID)...)
-}
-
-// ModifyPlan says that a new time to live moves the deadline.
-func (r *vmResource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
+// planVM says that a new time to live moves the deadline, and that a VM which has booted is past its cloud-init.
+func planVM(ctx context.Context, o op, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
 	if req.Plan.Raw.IsNull() || req.State.Raw.IsNull() {
 		return
 	}
-	var plan, state types.Int64
-	resp.Diagnostics.Append(req.Plan.GetAttribute(ctx, path.Root("ttl_seconds"), &plan)...)
-	resp.Diagnostics.Append(req.State.GetAttribute(ctx, path.Root("ttl_seconds"), &state)...)
-	if !plan.Equal(state) {
-		resp.Diagnostics.Append(resp.Plan.SetAttribute(ctx, path.Root("expires_at"), types.StringUnknown())...)
+	changes := func(attribute string) (bool, types.Int64) {
+		var plan, state types.Int64
+		o.diags.Append(req.Plan.GetAttribute(ctx, path.Root(attribute), &plan)...)
+		o.diags.Append(req.State.GetAttribute(ctx, path.Root(attribute), &state)...)
+		return !plan.Equal(state), state
+	}
+	if moves, _ := changes("ttl_seconds"); moves {
+		o.diags.Append(resp.Plan.SetAttribute(ctx, path.Root("expires_at"), types.StringUnknown())...)
+	}
+	if differs, was := changes("cloud_init_version"); differs && was.IsNull() {
+		o.diags.AddAttributeWarning(path.Root("cloud_init"), "The VM has booted already",
+			"cloud_init is for the first boot, so this VM does not get it. Make another with terraform apply -replace=ADDRESS, if it has to have it.")
 	}
 }
 
@@ -257,9 +243,6 @@ func (m *vmModel) take(vm api.VM) {
 	}
 	m.Warm = types.BoolValue(vm.ClaimedFrom != "")
 	m.ColdReason = textOrNull(vm.ColdReason)
-	if m.ClaimMS.IsUnknown() {
-		m.ClaimMS = types.Int64Null()
-	}
 	m.IP = textOrNull(vm.IP)
 	m.Backend = textOrNull(vm.Backend)
 	m.GuestOS = textOrNull(vm.GuestOS)
@@ -283,56 +266,12 @@ func (m *vmModel) refreshTTL(vm api.VM) {
 	}
 }
 
-func (r *vmResource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
-	var m vmModel
-	resp.Diagnostics.Append(req.Plan.Get(ctx, &m)...)
-	limit, diags := m.Timeouts.Create(ctx, createTimeout)
-	resp.Diagnostics.Append(diags...)
-	body := api.LaunchRequest{
-		Name: m.Name.ValueString(), Tenant: m.Tenant.ValueString(), Pool: m.Pool.ValueString(), Image: m.Image.ValueString(),
-		VCPUs: int(m.VCPUs.ValueInt64()), MemoryMiB: m.MemoryMiB.ValueInt64(), DiskSizeGiB: m.DiskSizeGiB.ValueInt64(),
-		TTLSeconds: m.TTLSeconds.ValueInt64(), Node: m.Node.ValueString(),
-		NodeSelector: stringMap(ctx, m.NodeSelector, &resp.Diagnostics), Labels: stringMap(ctx, m.Labels, &resp.Diagnostics),
-	}
-	if resp.Diagnostics.HasError() {
-		return
-	}
-	within, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	answer, _, err := r.client.Launch(within, body, client.LaunchOptions{Key: uuid.NewString()})
-	if isTaken(err) {
-		addTaken(&resp.Diagnostics, "fluxvm_vm", vmImportID(m), err)
-		return
-	}
-	if err != nil {
-		addError(&resp.Diagnostics, "Launching the VM failed", err, vmFields[:]...)
-		return
-	}
-	if answer.ClaimMS != nil {
-		m.ClaimMS = types.Int64Value(*answer.ClaimMS)
-	}
-	m.take(answer.VM)
-	m.Warm = types.BoolValue(answer.Warm)
-	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
-	resp.Diagnostics.Append(resp.Identity.SetAttribute(ctx, path.Root("id"), m.ID)...)
-	if resp.Diagnostics.HasError() || !m.WaitReady.ValueBool() {
-		return
-	}
-	vm, ok := r.waitReady(within, answer.VM, &resp.Diagnostics)
-	if !ok {
-		resp.State.RemoveResource(ctx)
-		return
-	}
-	m.take(vm)
-	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
-}
-
 // errVMEnded ends a wait for a VM that will never be ready.
 var errVMEnded = errors.New("the VM ended")
 
-// waitReady waits until the guest agent answers, and gives the VM as last seen. It is false when there is no VM
+// waitVMReady waits until the guest agent answers, and gives the VM as last seen. It is false when there is no VM
 // any more. A wait that runs out is a warning; a VM that failed is an error.
-func (r *vmResource) waitReady(ctx context.Context, vm api.VM, diags *diag.Diagnostics) (api.VM, bool) {
+func waitVMReady(ctx context.Context, o op, vm api.VM) (api.VM, bool) {
 	agentless := false
 	err := waitFor(ctx, func(ctx context.Context) (bool, error) {
 		if ended(vm.State) || vm.State == api.StateFailed {
@@ -342,13 +281,13 @@ func (r *vmResource) waitReady(ctx context.Context, vm api.VM, diags *diag.Diagn
 			return true, nil
 		}
 		if vm.State == api.StateRunning {
-			image, err := r.client.Image(ctx, vm.Image)
+			image, err := o.Image(ctx, vm.Image)
 			agentless = client.IsNotFound(err) || err == nil && !image.HasAgent
 			if agentless {
 				return true, nil
 			}
 		}
-		next, err := r.client.VM(ctx, vm.ID)
+		next, err := o.VM(ctx, vm.ID)
 		if err == nil {
 			vm = next
 		}
@@ -358,14 +297,14 @@ func (r *vmResource) waitReady(ctx context.Context, vm api.VM, diags *diag.Diagn
 	switch {
 	case err == nil:
 	case client.IsNotFound(err), errors.Is(err, errVMEnded) && ended(vm.State):
-		diags.AddError(what+" ended before it was ready", "It was deleted, or ttl_seconds is shorter than it takes to boot. Raise ttl_seconds or leave it out.")
+		o.diags.AddError(what+" ended before it was ready", "It was deleted, or ttl_seconds is shorter than it takes to boot. Raise ttl_seconds or leave it out.")
 		return vm, false
 	case errors.Is(err, errVMEnded):
-		diags.AddError(what+" failed on "+vm.Node, fmt.Sprintf("%s\nCorrect the cause; the next apply replaces it.", orDefault(vm.Reason, "The host gave no reason.")))
+		o.diags.AddError(what+" failed on "+vm.Node, fmt.Sprintf("%s\nCorrect the cause; the next apply replaces it.", orDefault(vm.Reason, "The host gave no reason.")))
 	case outOfTime(ctx, err):
-		diags.AddWarning(what+" is not ready yet", fmt.Sprintf("It is %s on %s and boots on. Raise timeouts.create to wait longer, or set wait_ready = false.", vm.State, vm.Node))
+		o.diags.AddWarning(what+" is not ready yet", fmt.Sprintf("It is %s on %s and boots on. Raise timeouts.create to wait longer, or set wait_ready = false.", vm.State, vm.Node))
 	default:
-		addError(diags, "Waiting for "+what+" failed", err)
+		addError(o.diags, "Waiting for "+what+" failed", err)
 	}
 	return vm, true
 }
@@ -382,35 +321,8 @@ func ended(s api.VMState) bool {
 	return s == api.StateDeleting || s == api.StateGone || s == api.StateLost
 }
 
-func (r *vmResource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
-	var m vmModel
-	resp.Diagnostics.Append(req.State.Get(ctx, &m)...)
-	if resp.Diagnostics.HasError() {
-		return
-	}
-	vm, err := r.client.VM(ctx, m.ID.ValueString())
-	if client.IsNotFound(err) || err == nil && ended(vm.State) {
-		addGone(&resp.Diagnostics, fmt.Sprintf("VM %q", m.Name.ValueString()), whyGone(m, vm.State, time.Now()))
-		resp.State.RemoveResource(ctx)
-		keepIdentity(ctx, resp, "id", m.ID)
-		return
-	}
-	if err != nil {
-		addError(&resp.Diagnostics, "Reading the VM failed", err)
-		return
-	}
-	if vm.State == api.StateFailed {
-		resp.Diagnostics.AddWarning(fmt.Sprintf("VM %q has failed", vm.Name), orDefault(vm.Reason, "The host gave no reason.")+
-			" It is kept as it is; replace it with terraform apply -replace=ADDRESS.")
-	}
-	m.refreshTTL(vm)
-	m.take(vm)
-	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
-	resp.Diagnostics.Append(resp.Identity.SetAttribute(ctx, path.Root("id"), m.ID)...)
-}
-
 // whyGone tells a deadline that was known from a deletion.
-func whyGone(m vmModel, state api.VMState, now time.Time) string {
+func whyGone(m *vmModel, state api.VMState, now time.Time) string {
 	if state == api.StateLost {
 		return fmt.Sprintf("Its host %s is lost.", m.Node.ValueString())
 	}
@@ -420,46 +332,11 @@ func whyGone(m vmModel, state api.VMState, now time.Time) string {
 	return "The fleet has no such VM; it was deleted outside of this configuration."
 }
 
-func (r *vmResource) Update(ctx context.Context, req resource.UpdateRequest, resp *resource.UpdateResponse) {
-	var plan, state vmModel
-	resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
-	resp.Diagnostics.Append(req.State.Get(ctx, &state)...)
-	limit, diags := plan.Timeouts.Update(ctx, updateTimeout)
-	resp.Diagnostics.Append(diags...)
-	patch, changed := vmPatch(ctx, plan, state, &resp.Diagnostics)
-	if resp.Diagnostics.HasError() {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	if changed {
-		vm, err := r.client.PatchVM(ctx, state.ID.ValueString(), patch)
-		if isTaken(err) {
-			addTaken(&resp.Diagnostics, "fluxvm_vm", vmImportID(plan), err)
-			return
-		}
-		if err != nil {
-			addError(&resp.Diagnostics, "Changing the VM failed", err, vmFields[:]...)
-			return
-		}
-		plan.take(vm)
-	}
-	resp.Diagnostics.Append(resp.State.Set(ctx, plan)...)
-	resp.Diagnostics.Append(resp.Identity.SetAttribute(ctx, path.Root("id"), plan.ID)...)
-}
-
 // vmPatch holds only what differs.
-func vmPatch(ctx context.Context, plan, state vmModel, diags *diag.Diagnostics) (p api.VMPatch, changed bool) {
-	if !plan.Name.Equal(state.Name) {
-		p.Name, changed = api.Some(plan.Name.ValueString()), true
-	}
-	if !plan.TTLSeconds.Equal(state.TTLSeconds) {
-		p.TTLSeconds, changed = api.Null[int64](), true
-		if !plan.TTLSeconds.IsNull() {
-			p.TTLSeconds = api.Some(plan.TTLSeconds.ValueInt64())
-		}
-	}
-	was, now := stringMap(ctx, state.Labels, diags), stringMap(ctx, plan.Labels, diags)
+func vmPatch(ctx context.Context, o op, plan, state *vmModel) (p api.VMPatch) {
+	patchText(&p.Name, plan.Name, state.Name)
+	patchInt(&p.TTLSeconds, plan.TTLSeconds, state.TTLSeconds)
+	was, now := stringMap(ctx, state.Labels, o.diags), stringMap(ctx, plan.Labels, o.diags)
 	labels := map[string]*string{}
 	for k, v := range now {
 		if old, ok := was[k]; !ok || old != v {
@@ -472,39 +349,27 @@ func vmPatch(ctx context.Context, plan, state vmModel, diags *diag.Diagnostics) 
 		}
 	}
 	if len(labels) > 0 {
-		p.Labels, changed = labels, true
+		p.Labels = labels
 	}
-	return p, changed
+	return p
 }
 
-func (r *vmResource) Delete(ctx context.Context, req resource.DeleteRequest, resp *resource.DeleteResponse) {
-	var m vmModel
-	resp.Diagnostics.Append(req.State.Get(ctx, &m)...)
-	limit, diags := m.Timeouts.Delete(ctx, deleteTimeout)
-	resp.Diagnostics.Append(diags...)
-	if resp.Diagnostics.HasError() {
-		return
+// removeVM waits until the host has confirmed the end, so that name, quota and host are free.
+func removeVM(ctx context.Context, o op, m *vmModel) error {
+	if err := o.DeleteVM(ctx, m.ID.ValueString()); err != nil {
+		return err
 	}
-	within, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	err := r.client.DeleteVM(within, m.ID.ValueString())
-	if err != nil && !client.IsNotFound(err) {
-		addError(&resp.Diagnostics, "Deleting the VM failed", err)
-		return
-	}
-	err = waitFor(within, func(ctx context.Context) (bool, error) {
-		vm, err := r.client.VM(ctx, m.ID.ValueString())
+	err := waitFor(ctx, func(ctx context.Context) (bool, error) {
+		vm, err := o.VM(ctx, m.ID.ValueString())
 		if client.IsNotFound(err) || err == nil && (vm.State == api.StateGone || vm.State == api.StateLost) {
 			return true, nil
 		}
 		return false, err
 	})
-	switch {
-	case err == nil:
-	case outOfTime(within, err):
-		resp.Diagnostics.AddWarning(fmt.Sprintf("VM %q is still being deleted", m.Name.ValueString()),
+	if outOfTime(ctx, err) {
+		o.diags.AddWarning(fmt.Sprintf("VM %q is still being deleted", m.Name.ValueString()),
 			fmt.Sprintf("The fleet has accepted the deletion and goes on with it; its host is %s. Raise timeouts.delete to wait longer.", m.Node.ValueString()))
-	default:
-		addError(&resp.Diagnostics, "Waiting for the VM's deletion failed", err)
+		return nil
 	}
+	return err
 }

@@ -19,10 +19,8 @@ const (
 	theVM    = "fluxvm_vm.one"
 )
 
-func TestImageLife(t *testing.T)    { imageLife(t, fakeOne(t)) }
-func TestAccImageLife(t *testing.T) { imageLife(t, realOne(t)) }
-
-func imageLife(t *testing.T, f fleet) {
+func TestAccImageLife(t *testing.T) {
+	f := newFleet(t)
 	full := `resource "fluxvm_image" "tiny" {
   name          = "NAME(tiny)"
   path          = "sim:?boot_ms=60"
@@ -49,10 +47,8 @@ func imageLife(t *testing.T, f fleet) {
 	)
 }
 
-func TestPoolLife(t *testing.T)    { poolLife(t, fakeOne(t)) }
-func TestAccPoolLife(t *testing.T) { poolLife(t, realOne(t)) }
-
-func poolLife(t *testing.T, f fleet) {
+func TestAccPoolLife(t *testing.T) {
+	f := newFleet(t)
 	image := imageBlock(f.image)
 	step := func(extra string, action plancheck.ResourceActionType, checks ...statecheck.StateCheck) resource.TestStep {
 		return resource.TestStep{Config: f.config(image, poolBlock(extra)), ConfigPlanChecks: plans(thePool, action), ConfigStateChecks: checks}
@@ -62,19 +58,19 @@ func poolLife(t *testing.T, f fleet) {
   name = fluxvm_pool.ci.name
 }`
 	f.run(t,
-		step("", plancheck.ResourceActionCreate, is(thePool, "min_ready", num(1)), is(thePool, "max_total", num(5)), is(thePool, "vcpus", num(1)),
+		step("", plancheck.ResourceActionCreate, is(thePool, "min_ready", num(1)), is(thePool, "max_total", none()), is(thePool, "vcpus", num(1)),
 			is(thePool, "memory_mib", num(128)), is(thePool, "owner", text("operator")), is(thePool, "readiness", text("agent")), is(thePool, "node_selector", none()), is(thePool, "nodes", none())),
-		step("  min_ready = 2", update, is(thePool, "min_ready", num(2)), is(thePool, "max_total", num(8))),
+		step("  min_ready = 2", update, is(thePool, "min_ready", num(2)), is(thePool, "max_total", none())),
 		resource.TestStep{Config: f.config(image, poolBlock("  min_ready = 2"), data), ConfigStateChecks: []statecheck.StateCheck{
-			is("data.fluxvm_pool.ci", "ready", num(2)), is("data.fluxvm_pool.ci", "state", text("ready")), is("data.fluxvm_pool.ci", "last_error", none())}},
+			is("data.fluxvm_pool.ci", "ready", num(2)), is("data.fluxvm_pool.ci", "max_total", num(8)), is("data.fluxvm_pool.ci", "state", text("ready")), is("data.fluxvm_pool.ci", "last_error", none())}},
 		resource.TestStep{ResourceName: thePool, ImportState: true, ImportStateId: f.name("ci"), ImportStateVerify: true, ImportStateVerifyIdentifierAttribute: "name"},
 		resource.TestStep{ResourceName: thePool, ImportState: true, ImportStateId: f.name("ci"), ImportStateKind: resource.ImportBlockWithID,
 			Config: f.config(image, poolBlock("  min_ready = 2"))},
 		step("  min_ready = 2\n  max_total = 9", update, is(thePool, "max_total", num(9))),
-		step("  min_ready = 2", update, is(thePool, "max_total", num(8))),
+		step("  min_ready = 2", update, is(thePool, "max_total", none())),
 		step("  min_ready = 0\n  max_total = 0", update, is(thePool, "min_ready", num(0)), is(thePool, "max_total", num(0))),
-		step("  min_ready = 0", update, is(thePool, "min_ready", num(0)), is(thePool, "max_total", num(4))),
-		step("", update, is(thePool, "min_ready", num(1)), is(thePool, "max_total", num(5))),
+		step("  min_ready = 0", update, is(thePool, "min_ready", num(0)), is(thePool, "max_total", none())),
+		step("", update, is(thePool, "min_ready", num(1)), is(thePool, "max_total", none())),
 		step("  node_selector = { \"fluxvm.dev/dev-node\" = \"HOST(0)\" }\n  nodes = [\"HOST(0)\"]", update,
 			is(thePool, "node_selector", knownvalue.MapSizeExact(1)), is(thePool, "nodes", knownvalue.SetSizeExact(1))),
 		step("  node_selector = {}\n  nodes = []", update, is(thePool, "node_selector", knownvalue.MapSizeExact(0))),
@@ -83,10 +79,8 @@ func poolLife(t *testing.T, f fleet) {
 	)
 }
 
-func TestVMLife(t *testing.T)    { vmLife(t, fakeOne(t)) }
-func TestAccVMLife(t *testing.T) { vmLife(t, realOne(t)) }
-
-func vmLife(t *testing.T, f fleet) {
+func TestAccVMLife(t *testing.T) {
+	f := newFleet(t)
 	base := imageBlock(f.image) + poolBlock("  min_ready = 1")
 	step := func(extra string, action plancheck.ResourceActionType, checks ...statecheck.StateCheck) resource.TestStep {
 		return resource.TestStep{Config: f.config(base, "resource \"fluxvm_vm\" \"one\" {\n"+extra+"\n}"), ConfigPlanChecks: plans(theVM, action), ConfigStateChecks: checks}
@@ -110,10 +104,8 @@ func vmLife(t *testing.T, f fleet) {
 	)
 }
 
-func TestImportFindsTheTTL(t *testing.T)    { importFindsTTL(t, fakeOne(t)) }
-func TestAccImportFindsTheTTL(t *testing.T) { importFindsTTL(t, realOne(t)) }
-
-func importFindsTTL(t *testing.T, f fleet) {
+func TestAccImportFindsTheTTL(t *testing.T) {
+	f := newFleet(t)
 	vm := "resource \"fluxvm_vm\" \"one\" {\n  name = \"NAME(one)\"\n  image = fluxvm_image.tiny.name\n  ttl_seconds = 3600\n}"
 	f.run(t,
 		resource.TestStep{Config: f.config(imageBlock(f.image), vm)},
@@ -122,10 +114,8 @@ func importFindsTTL(t *testing.T, f fleet) {
 	)
 }
 
-func TestDriftIsPlannedBack(t *testing.T)    { drift(t, fakeOne(t)) }
-func TestAccDriftIsPlannedBack(t *testing.T) { drift(t, realOne(t)) }
-
-func drift(t *testing.T, f fleet) {
+func TestAccDriftIsPlannedBack(t *testing.T) {
+	f := newFleet(t)
 	config := f.config(imageBlock(f.image), poolBlock("  min_ready = 1"),
 		"resource \"fluxvm_vm\" \"one\" {\n  name = \"NAME(one)\"\n  image = fluxvm_image.tiny.name\n  memory_mib = 160\n  labels = { a = \"1\" }\n  ttl_seconds = 3600\n}")
 	ctx := t.Context()
@@ -134,7 +124,7 @@ func drift(t *testing.T, f fleet) {
 		resource.TestStep{Config: config},
 		resource.TestStep{Config: config, ConfigPlanChecks: plans(thePool, plancheck.ResourceActionUpdate), PreConfig: func() {
 			must[api.Pool](t)(f.client.PatchPool(ctx, f.name("ci"), api.PoolPatch{MinReady: api.Some(0), MaxTotal: api.Some(11)}))
-		}, ConfigStateChecks: []statecheck.StateCheck{is(thePool, "min_ready", num(1)), is(thePool, "max_total", num(5))}},
+		}, ConfigStateChecks: []statecheck.StateCheck{is(thePool, "min_ready", num(1)), is(thePool, "max_total", none())}},
 		resource.TestStep{Config: config, ConfigPlanChecks: plans(theVM, plancheck.ResourceActionUpdate), PreConfig: func() {
 			must[api.VM](t)(f.client.PatchVM(ctx, f.name("one"), api.VMPatch{Labels: map[string]*string{"a": &other, "b": &other}, TTLSeconds: api.Null[int64]()}))
 		}, ConfigStateChecks: []statecheck.StateCheck{is(theVM, "labels", knownvalue.MapSizeExact(1)), is(theVM, "ttl_seconds", num(3600))}},
@@ -158,10 +148,8 @@ func drift(t *testing.T, f fleet) {
 	)
 }
 
-func TestVMEndedByItsTTLIsPlannedAnew(t *testing.T)    { endedByTTL(t, fakeOne(t)) }
-func TestAccVMEndedByItsTTLIsPlannedAnew(t *testing.T) { endedByTTL(t, realOne(t)) }
-
-func endedByTTL(t *testing.T, f fleet) {
+func TestAccVMEndedByItsTTLIsPlannedAnew(t *testing.T) {
+	f := newFleet(t)
 	config := f.config(imageBlock(f.image), "resource \"fluxvm_vm\" \"one\" {\n  name = \"NAME(one)\"\n  image = fluxvm_image.tiny.name\n  ttl_seconds = 3600\n}")
 	f.run(t,
 		resource.TestStep{Config: config},
@@ -175,38 +163,30 @@ func endedByTTL(t *testing.T, f fleet) {
 	)
 }
 
-func TestNoCapacityFailsAtOnceWithTheReason(t *testing.T)    { noCapacity(t, fakeOne(t)) }
-func TestAccNoCapacityFailsAtOnceWithTheReason(t *testing.T) { noCapacity(t, realOne(t)) }
-
-func noCapacity(t *testing.T, f fleet) {
+func TestAccNoCapacityFailsAtOnceWithTheReason(t *testing.T) {
+	f := newFleet(t)
 	f.run(t, resource.TestStep{
 		Config:      f.config(imageBlock(f.image), "resource \"fluxvm_vm\" \"one\" {\n  image = fluxvm_image.tiny.name\n  node_selector = { nowhere = \"true\" }\n}"),
 		ExpectError: regexp.MustCompile(`(?s)no healthy,\s+uncordoned\s+nodes.*Ruled\s+out:\s+\d+\s+hosts?:\s+no\s+label`),
 	})
 }
 
-func TestPoolThatFindsNoRoomIsAWarning(t *testing.T)    { poolWithoutRoom(t, fakeOne(t)) }
-func TestAccPoolThatFindsNoRoomIsAWarning(t *testing.T) { poolWithoutRoom(t, realOne(t)) }
-
-func poolWithoutRoom(t *testing.T, f fleet) {
+func TestAccPoolThatFindsNoRoomIsAWarning(t *testing.T) {
+	f := newFleet(t)
 	config := f.config(imageBlock(f.image), poolBlock("  node_selector = { nowhere = \"true\" }"))
 	f.run(t, resource.TestStep{Config: config}, resource.TestStep{Config: config, ConfigPlanChecks: plansNothing()})
 }
 
-func TestWaitThatRunsOutLeavesTheObjectsUntainted(t *testing.T)    { waitRunsOut(t, fakeOne(t)) }
-func TestAccWaitThatRunsOutLeavesTheObjectsUntainted(t *testing.T) { waitRunsOut(t, realOne(t)) }
-
-func waitRunsOut(t *testing.T, f fleet) {
+func TestAccWaitThatRunsOutLeavesTheObjectsUntainted(t *testing.T) {
+	f := newFleet(t)
 	limit := "\n  timeouts = { create = \"2s\" }"
 	config := f.config(imageBlock("sim:?boot_ms=600000"), poolBlock(limit),
 		"resource \"fluxvm_vm\" \"one\" {\n  image = fluxvm_image.tiny.name\n  memory_mib = 160"+limit+"\n}")
 	f.run(t, resource.TestStep{Config: config}, resource.TestStep{Config: config, ConfigPlanChecks: plansNothing()})
 }
 
-func TestImageThatDoesNotBootEndsTheWait(t *testing.T)    { bootFails(t, fakeOne(t)) }
-func TestAccImageThatDoesNotBootEndsTheWait(t *testing.T) { bootFails(t, realOne(t)) }
-
-func bootFails(t *testing.T, f fleet) {
+func TestAccImageThatDoesNotBootEndsTheWait(t *testing.T) {
+	f := newFleet(t)
 	vm := "resource \"fluxvm_vm\" \"one\" {\n  name = \"NAME(one)\"\n  image = fluxvm_image.tiny.name\n  memory_mib = 160\n}"
 	broken := imageBlock("sim:?boot_ms=20&fail=boot")
 	f.run(t,
@@ -216,10 +196,8 @@ func bootFails(t *testing.T, f fleet) {
 	)
 }
 
-func TestTakenNameTellsHowToImport(t *testing.T)    { takenName(t, fakeOne(t)) }
-func TestAccTakenNameTellsHowToImport(t *testing.T) { takenName(t, realOne(t)) }
-
-func takenName(t *testing.T, f fleet) {
+func TestAccTakenNameTellsHowToImport(t *testing.T) {
+	f := newFleet(t)
 	image := imageBlock(f.image)
 	twice := func(kind, rest string) string {
 		return "resource \"" + kind + "\" \"again\" {\n" + rest + "\n}"
@@ -237,10 +215,8 @@ func takenName(t *testing.T, f fleet) {
 	)
 }
 
-func TestClusterIsReadable(t *testing.T)    { readCluster(t, fakeOne(t)) }
-func TestAccClusterIsReadable(t *testing.T) { readCluster(t, realOne(t)) }
-
-func readCluster(t *testing.T, f fleet) {
+func TestAccClusterIsReadable(t *testing.T) {
+	f := newFleet(t)
 	f.run(t, resource.TestStep{Config: f.config(`data "fluxvm_cluster" "this" {}`), ConfigStateChecks: []statecheck.StateCheck{
 		is("data.fluxvm_cluster.this", "leader", some()), is("data.fluxvm_cluster.this", "id", some())}})
 }

@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"regexp"
@@ -30,10 +31,8 @@ func tenantBlock(extra string) string {
 	return "resource \"fluxvm_tenant\" \"acme\" {\n  name = \"NAME(acme)\"\n" + extra + "\n}\n"
 }
 
-func TestTenantLife(t *testing.T)    { tenantLife(t, fakeOne(t)) }
-func TestAccTenantLife(t *testing.T) { tenantLife(t, realOne(t)) }
-
-func tenantLife(t *testing.T, f fleet) {
+func TestAccTenantLife(t *testing.T) {
+	f := newFleet(t)
 	step := func(extra string, action plancheck.ResourceActionType, checks ...statecheck.StateCheck) resource.TestStep {
 		return resource.TestStep{Config: f.config(tenantBlock(extra)), ConfigPlanChecks: plans(theTenant, action), ConfigStateChecks: checks}
 	}
@@ -62,28 +61,21 @@ func tenantLife(t *testing.T, f fleet) {
 	)...)
 }
 
-func TestTenantUpdatesSendOnlyWhatChanged(t *testing.T) {
-	f := fakeOne(t)
+func TestAccTenantUpdatesSendOnlyWhatChanged(t *testing.T) {
+	f := newFleet(t).recorded(t)
 	step := func(extra, want string) resource.TestStep {
-		return resource.TestStep{Config: f.config(tenantBlock(extra)), Check: func(*terraform.State) error {
-			if got := f.fake.lastChange("PATCH /fleet/tenants/"); want != "" && !strings.HasSuffix(got, " "+want) {
-				return fmt.Errorf("sent %s, want %s", got, want)
-			}
-			return nil
-		}}
+		return resource.TestStep{Config: f.config(tenantBlock(extra)), Check: f.sends("", want)}
 	}
 	f.run(t,
-		step("  quota = { max_vms = 4, max_pools = 2 }\n  max_ttl_seconds = 60", ""),
+		step("  quota = { max_vms = 4, max_pools = 2 }\n  max_ttl_seconds = 60", `{"name":"`+f.name("acme")+`","quota":{"max_vms":4,"max_vcpus":null,"max_memory_mib":null,"max_macos_guests":null,"max_leases":null,"max_pools":2},"max_ttl_seconds":60}`),
 		step("  quota = { max_vms = 0, max_pools = 2 }\n  max_ttl_seconds = 60", `{"quota":{"max_vms":0}}`),
 		step("  quota = { max_pools = 2 }\n  max_ttl_seconds = 60", `{"quota":{"max_vms":null}}`),
 		step("", `{"quota":{"max_pools":null},"max_ttl_seconds":null}`),
 	)
 }
 
-func TestTenantDriftIsPlannedBack(t *testing.T)    { tenantDrift(t, fakeOne(t)) }
-func TestAccTenantDriftIsPlannedBack(t *testing.T) { tenantDrift(t, realOne(t)) }
-
-func tenantDrift(t *testing.T, f fleet) {
+func TestAccTenantDriftIsPlannedBack(t *testing.T) {
+	f := newFleet(t)
 	config := f.config(tenantBlock("  quota = { max_vms = 0 }"), "resource \"fluxvm_tenant_key\" \"ci\" {\n  tenant = fluxvm_tenant.acme.name\n  store_secret = true\n}")
 	ctx := t.Context()
 	f.run(t,
@@ -108,10 +100,8 @@ func tenantDrift(t *testing.T, f fleet) {
 	)
 }
 
-func TestTakenTenantTellsHowToImport(t *testing.T)    { takenTenant(t, fakeOne(t)) }
-func TestAccTakenTenantTellsHowToImport(t *testing.T) { takenTenant(t, realOne(t)) }
-
-func takenTenant(t *testing.T, f fleet) {
+func TestAccTakenTenantTellsHowToImport(t *testing.T) {
+	f := newFleet(t)
 	f.run(t,
 		resource.TestStep{Config: f.config(tenantBlock(""))},
 		resource.TestStep{Config: f.config(tenantBlock(""), "resource \"fluxvm_tenant\" \"again\" {\n  name = \"NAME(acme)\"\n}"),
@@ -119,10 +109,8 @@ func takenTenant(t *testing.T, f fleet) {
 	)
 }
 
-func TestTenantKeyLife(t *testing.T)    { tenantKeyLife(t, fakeOne(t)) }
-func TestAccTenantKeyLife(t *testing.T) { tenantKeyLife(t, realOne(t)) }
-
-func tenantKeyLife(t *testing.T, f fleet) {
+func TestAccTenantKeyLife(t *testing.T) {
+	f := newFleet(t)
 	key := func(extra string) string {
 		return f.config(tenantBlock(""), "resource \"fluxvm_tenant_key\" \"ci\" {\n  tenant = fluxvm_tenant.acme.name\n"+extra+"\n}")
 	}
@@ -160,27 +148,23 @@ func tenantKeyLife(t *testing.T, f fleet) {
 	)
 }
 
-func TestLostSecretMakesAnotherKey(t *testing.T) {
-	f := fakeOne(t)
+func TestAccLostSecretMakesAnotherKey(t *testing.T) {
+	f := newFleet(t).recorded(t)
 	config := f.config(tenantBlock(""), "resource \"fluxvm_tenant_key\" \"ci\" {\n  tenant = fluxvm_tenant.acme.name\n  store_secret = true\n}")
 	f.run(t,
 		resource.TestStep{Config: f.config(tenantBlock(""))},
-		resource.TestStep{PreConfig: func() { f.fake.loseAnswers(1) }, Config: config, ConfigStateChecks: []statecheck.StateCheck{is(theKey, "secret", some())}},
+		resource.TestStep{PreConfig: func() { f.recorder.loseAnswers(1) }, Config: config, ConfigStateChecks: []statecheck.StateCheck{is(theKey, "secret", some())}},
 	)
 }
 
 // The key of a tenant's run is in no state, works while the run lasts, and is gone afterwards.
-func TestEphemeralKeyLastsARun(t *testing.T)    { ephemeralKey(t, fakeOne(t)) }
-func TestAccEphemeralKeyLastsARun(t *testing.T) { ephemeralKey(t, realOne(t)) }
 
-func ephemeralKey(t *testing.T, f fleet) {
+func TestAccEphemeralKeyLastsARun(t *testing.T) {
+	f := newFleet(t)
 	key := "ephemeral \"fluxvm_tenant_key\" \"run\" {\n  tenant = fluxvm_tenant.acme.id\n}\n"
 	echo := key + "provider \"echo\" {\n  data = ephemeral.fluxvm_tenant_key.run\n}\nresource \"echo\" \"run\" {}\n"
 	// Providers that share a process share its settings, so the tenant's has a name of its own.
-	asTenant := key + strings.NewReplacer("\"fluxvm\"", "\"acme\"", "\"fvx_fake\"", "ephemeral.fluxvm_tenant_key.run.secret").Replace(f.provider)
-	if f.fake == nil {
-		asTenant = key + "provider \"acme\" {\n  token = ephemeral.fluxvm_tenant_key.run.secret\n}\n"
-	}
+	asTenant := key + "provider \"acme\" {\n  token = ephemeral.fluxvm_tenant_key.run.secret\n}\n"
 	vm := "resource \"fluxvm_vm\" \"one\" {\n  provider = acme\n  name = \"NAME(one)\"\n  image = fluxvm_image.tiny.name\n}\n"
 	revoked := func(*terraform.State) error {
 		if keys, err := client.All(f.client.TenantKeys(t.Context(), f.name("acme"))); err != nil || len(keys) > 0 {
@@ -199,10 +183,8 @@ func ephemeralKey(t *testing.T, f fleet) {
 	)
 }
 
-func TestPolicyLife(t *testing.T)    { policyLife(t, fakeOne(t)) }
-func TestAccPolicyLife(t *testing.T) { policyLife(t, realAlone(t)) }
-
-func policyLife(t *testing.T, f fleet) {
+func TestAccPolicyLife(t *testing.T) {
+	f := newFleet(t)
 	policy := func(extra string) string {
 		return f.config("resource \"fluxvm_policy\" \"this\" {\n" + extra + "\n}")
 	}
@@ -225,11 +207,9 @@ func policyLife(t *testing.T, f fleet) {
 	)
 }
 
-func TestOperatorActsForATenant(t *testing.T)    { actForTenant(t, fakeOne(t)) }
-func TestAccOperatorActsForATenant(t *testing.T) { actForTenant(t, realAlone(t)) }
-
 // A tenant with a leased host, a pool on it and a VM from that; it all goes in one destroy, the tenant last.
-func actForTenant(t *testing.T, f fleet) {
+func TestAccOperatorActsForATenant(t *testing.T) {
+	f := leaseFleet(t, 7)
 	base := []string{imageBlock(f.image), tenantBlock("  quota = { max_vms = 3 }"),
 		"resource \"fluxvm_lease\" \"one\" {\n  tenant = fluxvm_tenant.acme.name\n  node = \"HOST(0)\"\n  duration = \"1h\"\n}",
 		poolBlock("  tenant = fluxvm_tenant.acme.name\n  depends_on = [fluxvm_lease.one]")}
@@ -249,10 +229,8 @@ func actForTenant(t *testing.T, f fleet) {
 	)
 }
 
-func TestTenantThatHoldsThingsIsNotRemoved(t *testing.T)    { heldTenant(t, fakeOne(t)) }
-func TestAccTenantThatHoldsThingsIsNotRemoved(t *testing.T) { heldTenant(t, realOne(t)) }
-
-func heldTenant(t *testing.T, f fleet) {
+func TestAccTenantThatHoldsThingsIsNotRemoved(t *testing.T) {
+	f := newFleet(t)
 	id := ""
 	f.run(t,
 		resource.TestStep{Config: f.config(imageBlock(f.image), tenantBlock(""))},
@@ -271,10 +249,8 @@ func heldTenant(t *testing.T, f fleet) {
 	)
 }
 
-func TestUsageIsReadable(t *testing.T)    { readUsage(t, fakeOne(t)) }
-func TestAccUsageIsReadable(t *testing.T) { readUsage(t, realOne(t)) }
-
-func readUsage(t *testing.T, f fleet) {
+func TestAccUsageIsReadable(t *testing.T) {
+	f := newFleet(t)
 	const at = "data.fluxvm_usage.this"
 	vm := "resource \"fluxvm_vm\" \"one\" {\n  tenant = fluxvm_tenant.acme.name\n  image = fluxvm_image.tiny.name\n}"
 	past := "data \"fluxvm_usage\" \"this\" {\n  from = \"2020-01-01T00:00:00Z\"\n  to = \"2020-02-01T00:00:00Z\"\n  group_by = [\"day\", \"tenant\"]\n}"
@@ -284,9 +260,7 @@ func readUsage(t *testing.T, f fleet) {
   value = one([for i in data.fluxvm_usage.this.items : i if i.tenant == "NAME(acme)"]).day
 }`), ConfigStateChecks: []statecheck.StateCheck{is(at, "items", some()), statecheck.ExpectKnownValue(at, tfjsonpath.New("total").AtMapKey("vm_seconds"), some())}},
 	}
-	if f.fake == nil {
-		steps = append(steps, resource.TestStep{Config: f.config(imageBlock(f.image), tenantBlock(""), vm, past), ConfigStateChecks: []statecheck.StateCheck{is(at, "items", knownvalue.ListSizeExact(0))}})
-	}
+	steps = append(steps, resource.TestStep{Config: f.config(imageBlock(f.image), tenantBlock(""), vm, past), ConfigStateChecks: []statecheck.StateCheck{is(at, "items", knownvalue.ListSizeExact(0))}})
 	f.run(t, steps...)
 }
 
@@ -339,7 +313,8 @@ func TestRefusalsPointAtTheirAttribute(t *testing.T) {
 // refusedAt gives the attribute that an error is shown at.
 func refusedAt(err error) string {
 	var diags diag.Diagnostics
-	addError(&diags, "no", err, slices.Concat(tenantFields[:], keyFields[:], leaseFields[:])...)
+	attributes := slices.Concat(attributeNames(tenantSchema(context.Background())), attributeNames(tenantKeySchema(context.Background())), attributeNames(leaseSchema(context.Background())))
+	addError(&diags, "no", err, attributes...)
 	if at, ok := diags[0].(diag.DiagnosticWithPath); ok {
 		return at.Path().String()
 	}

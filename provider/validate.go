@@ -2,7 +2,6 @@ package provider
 
 import (
 	"context"
-	"time"
 
 	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
 	"github.com/hashicorp/terraform-plugin-framework/types"
@@ -103,10 +102,3 @@ func selectorRule() validator.Map {
 func labelsRule() validator.Map {
 	return mapRule{"labels", func(m map[string]string) error { return api.CheckLabels("labels", m) }}
 }
-
-// How long an operation may take when timeouts does not say.
-const (
-	createTimeout = 10 * time.Minute
-	updateTimeout = 10 * time.Minute
-	deleteTimeout = 5 * time.Minute
-)

@@ -2,7 +2,10 @@ package provider
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -39,56 +42,69 @@ func TestWaitOutlivesAFleetThatCannotAnswer(t *testing.T) {
 	})
 }
 
-// waited runs a wait of 400 ms and gives what it says.
-func waited(t *testing.T, path string, wait func(context.Context, *client.Client, *diag.Diagnostics)) diag.Diagnostics {
+// answering is a fleet that has one answer to each path.
+func answering(t *testing.T, answers map[string]any) op {
 	t.Helper()
-	_, url := newFakeFleet(t)
-	c := must[*client.Client](t)(client.New(client.Config{Endpoints: []string{url}, Token: "fvx_fake"}))
-	must[api.Image](t)(c.CreateImage(t.Context(), api.ImageRequest{Name: "tiny", Path: path, HasAgent: true}, ""))
-	ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)
-	defer cancel()
-	var diags diag.Diagnostics
-	wait(ctx, c, &diags)
-	return diags
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		out, ok := answers[r.URL.Path]
+		if !ok {
+			e := api.Errorf(api.CodeNotFound, "there is no %s", r.URL.Path).Filled("req")
+			w.WriteHeader(e.Status)
+			out = e
+		}
+		_ = json.NewEncoder(w).Encode(out) // the reader may be gone
+	}))
+	t.Cleanup(s.Close)
+	c := must[*client.Client](t)(client.New(client.Config{Endpoints: []string{s.URL}}))
+	return op{c, &diag.Diagnostics{}}
 }
 
 func TestWaitsEndInWarningsAndFailuresInErrors(t *testing.T) {
 	t.Parallel()
-	vm := func(ctx context.Context, c *client.Client, diags *diag.Diagnostics) {
-		answer, _, err := c.Launch(t.Context(), api.LaunchRequest{Image: "tiny"}, client.LaunchOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		(&vmResource{c}).waitReady(ctx, answer.VM, diags)
+	vm := func(state api.VMState, reason string) api.VM {
+		return api.VM{ID: "v", Name: "one", Image: "tiny", Node: "n1", State: state, Reason: reason}
 	}
-	pool := func(ctx context.Context, c *client.Client, diags *diag.Diagnostics) {
-		must[api.Pool](t)(c.CreatePool(t.Context(), api.PoolRequest{Name: "ci", Image: "tiny"}, ""))
-		(&poolResource{c}).waitReady(ctx, "ci", diags)
-	}
-	nowhere := func(ctx context.Context, c *client.Client, diags *diag.Diagnostics) {
-		must[api.Pool](t)(c.CreatePool(t.Context(), api.PoolRequest{Name: "ci", Image: "tiny", NodeSelector: map[string]string{"nowhere": "true"}}, ""))
-		(&poolResource{c}).waitReady(ctx, "ci", diags)
+	pool := func(ready, booting int, why string, state api.PoolState) api.Pool {
+		s := api.PoolStatus{State: state, Ready: ready, Booting: booting, WaitReason: orNil(why), LastError: orNil(why), Reasons: map[string]int{api.WhyLabel: 1}}
+		return api.Pool{Name: "ci", MinReady: 1, Status: s}
 	}
 	for name, c := range map[string]struct {
-		path     string
-		wait     func(context.Context, *client.Client, *diag.Diagnostics)
-		severity diag.Severity
-		text     string
+		answers map[string]any
+		pool    bool
+		want    diag.Severity
+		text    string
 	}{
-		"slow VM":           {"sim:?boot_ms=600000", vm, diag.SeverityWarning, "boots on"},
-		"slow pool":         {"sim:?boot_ms=600000", pool, diag.SeverityWarning, "goes on filling"},
-		"pool without room": {"sim:?boot_ms=1", nowhere, diag.SeverityWarning, "1 host: no label"},
-		"VM fails":          {"sim:?boot_ms=1&fail=boot", vm, diag.SeverityError, "did not boot"},
-		"pool cannot boot":  {"sim:?boot_ms=1&fail=boot", pool, diag.SeverityError, "did not boot"},
+		"slow VM":           {map[string]any{"/fleet/vms/v": vm(api.StateBooting, "")}, false, diag.SeverityWarning, "boots on"},
+		"VM fails":          {map[string]any{"/fleet/vms/v": vm(api.StateFailed, "kernel not found")}, false, diag.SeverityError, "kernel not found"},
+		"VM goes":           {map[string]any{}, false, diag.SeverityError, "ttl_seconds"},
+		"slow pool":         {map[string]any{"/fleet/pools/ci": pool(0, 1, "", api.PoolFilling)}, true, diag.SeverityWarning, "goes on filling"},
+		"pool without room": {map[string]any{"/fleet/pools/ci": pool(0, 0, api.WaitNoCapacity, api.PoolFilling)}, true, diag.SeverityWarning, "1 host: no label"},
+		"pool cannot boot":  {map[string]any{"/fleet/pools/ci": pool(0, 0, api.WaitBootFailed, api.PoolBackingOff)}, true, diag.SeverityError, "boot_failed"},
+		"pool that fills":   {map[string]any{"/fleet/pools/ci": pool(1, 0, "", api.PoolReady)}, true, diag.SeverityInvalid, ""},
+		"VM without agent":  {map[string]any{"/fleet/vms/v": vm(api.StateRunning, ""), "/fleet/images/tiny": api.Image{Name: "tiny"}}, false, diag.SeverityInvalid, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := waited(t, c.path, c.wait)
-			if len(got) != 1 || got[0].Severity() != c.severity || !strings.Contains(got[0].Detail(), c.text) {
-				t.Errorf("got %v, want one %s that says %q", got, c.severity, c.text)
+			ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)
+			defer cancel()
+			o := answering(t, c.answers)
+			if c.pool {
+				waitPoolReady(ctx, o, api.Pool{Name: "ci"}, "timeouts.create")
+			} else {
+				waitVMReady(ctx, o, api.VM{ID: "v", Name: "one", State: api.StatePlaced})
+			}
+			got := *o.diags
+			switch {
+			case c.want == diag.SeverityInvalid && len(got) == 0:
+			case len(got) != 1 || got[0].Severity() != c.want || !strings.Contains(got[0].Detail(), c.text):
+				t.Errorf("got %v, want one %s that says %q", got, c.want, c.text)
 			}
 		})
 	}
-	if got := waited(t, "sim:?boot_ms=1", pool); len(got) != 0 {
-		t.Errorf("a pool that fills: got %v", got)
+}
+
+func orNil(s string) *string {
+	if s == "" {
+		return nil
 	}
+	return &s
 }

@@ -83,6 +83,7 @@ type Pool struct {
 	Size         Size              `json:"size"`
 	MinReady     int               `json:"min_ready"`
 	MaxTotal     int               `json:"max_total"`
+	MaxTotalSet  bool              `json:"max_total_set"` // else max_total follows min_ready
 	NodeSelector map[string]string `json:"node_selector"`
 	Nodes        []string          `json:"nodes"`
 	Readiness    string            `json:"readiness"`

@@ -321,6 +321,8 @@ export type Pool = {
   size: Size;
   min_ready: number;
   max_total: number;
+  /** False while max_total follows min_ready. */
+  max_total_set: boolean;
   node_selector: Record<string, string>;
   nodes: string[];
   readiness: "agent" | "running";

@@ -1,0 +1,7 @@
+# Terraform 1.12 or later.
+import {
+  to = fluxvm_image.ubuntu
+  identity = {
+    name = "ubuntu-26-04"
+  }
+}

@@ -1,0 +1,4 @@
+import {
+  to = fluxvm_image.ubuntu
+  id = "ubuntu-26-04"
+}

@@ -1,0 +1,4 @@
+import {
+  to = fluxvm_node.studio
+  id = "studio-1"
+}

@@ -1,0 +1,1 @@
+terraform import fluxvm_node.studio studio-1

@@ -1,0 +1,4 @@
+import {
+  to = fluxvm_policy.this
+  id = "policy"
+}

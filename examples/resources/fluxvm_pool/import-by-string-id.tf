@@ -1,0 +1,4 @@
+import {
+  to = fluxvm_pool.ci
+  id = "linux-ci"
+}

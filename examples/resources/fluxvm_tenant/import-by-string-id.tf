@@ -1,0 +1,4 @@
+import {
+  to = fluxvm_tenant.acme
+  id = "acme"
+}

@@ -1,0 +1,4 @@
+import {
+  to = fluxvm_tenant_key.dashboard
+  id = "acme/6f1c0d0e-5b1a-4a53-9d0b-1f6a2d6f5b77"
+}

@@ -1,0 +1,4 @@
+import {
+  to = fluxvm_vm.build
+  id = "build-42"
+}
