@@ -37,7 +37,7 @@ func (b *beat) weather() (w weather) {
 	if b == nil {
 		return w
 	}
-	w.known, w.density = true, b.report.Density
+	w.known, w.density, w.images = true, b.report.Density, b.report.Images
 	overcommit := max(b.report.CPUOvercommit, 1)
 	for _, vm := range b.vms {
 		if vm.State == api.StateGone || vm.State == api.StateFailed {

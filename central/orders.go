@@ -48,6 +48,7 @@ type order struct {
 type settled struct {
 	ended      *api.Error // no host takes it; it is gone
 	replacedBy string     // its hand-over failed; its launch goes on as this VM
+	waits      bool       // its node is starting as many others as it may; it starts in its turn
 	claimMS    int64
 	open       error // not settled yet; the reconciler goes on
 }
@@ -162,7 +163,7 @@ func (o *orders) bring(id string) (out settled) {
 		if next.claimMS == 0 {
 			next.claimMS = out.claimMS
 		}
-		if out = next; out.ended != nil || out.replacedBy != "" {
+		if out = next; out.ended != nil || out.replacedBy != "" || out.waits {
 			return out
 		}
 		if !again {
@@ -264,6 +265,9 @@ func (o *orders) gone(row *fsm.VM, b *beat, reason string) (settled, bool) {
 // create orders the VM to be made. The node knows a repeat by the id. Only a refusal, or a host that certainly
 // was not reached, lets the VM go elsewhere.
 func (o *orders) create(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
+	if view := o.reign.view(); startsLater(view, row) {
+		return settled{waits: true}, false
+	}
 	var made api.Machine
 	err := o.send(row, node, b, "POST", "/v1/vms", createBody(row, o.reign.view().Meta().ClusterID, o.reign.now()), &made)
 	if err == nil && changedSince(row) {
@@ -297,6 +301,21 @@ func (o *orders) create(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 		return settled{open: err}, true
 	}
 	return settled{ended: moved.Ended}, false
+}
+
+// startsLater says whether the row's node has as many VMs to start before it as it may start at a time.
+func startsLater(view fsm.View, row *fsm.VM) bool {
+	limit := view.Policy().MaxBootsPerNode
+	if limit <= 0 || view.Use(row.Node).Booting <= limit {
+		return false
+	}
+	before := 0
+	for other := range view.VMsOn(row.Node) {
+		if other.State == api.StateBooting || other.State == api.StatePlaced && (other.Order < row.Order || other.Order == row.Order && other.ID < row.ID) {
+			before++
+		}
+	}
+	return before >= limit
 }
 
 // changedSince says whether a new VM's row was changed after its launch. A node that had made it before that answers a

@@ -35,6 +35,7 @@ type weather struct {
 	vcpus     int // sum over its own list of VMs, with those made on the host directly
 	memoryMiB int64
 	macOS     int
+	images    []string // what its drivers offer; empty where they do not say
 }
 
 // ranked is a host that fits, with what the order looks at.
@@ -49,23 +50,37 @@ type ranked struct {
 	available int64
 }
 
-// rank orders the hosts that can take the need, best first, and counts the others by what keeps each from it.
-// taken adds to what the rows say of a host: what the caller is about to place there.
-func rank(view fsm.View, of func(node string) weather, n need, taken map[string]load) (candidates []string, reasons map[string]int) {
-	reasons = map[string]int{}
-	var fits []ranked
+// verdict is what placement makes of one host: a rank from 1 on, or the reason that rules it out.
+type verdict struct {
+	ranked
+	why string
+}
+
+// judge looks at every host: first those that can take the need, best first, then the others in the order of their
+// names. taken adds to what the rows say of a host: what the caller is about to place there.
+func judge(view fsm.View, of func(node string) weather, n need, taken map[string]load) (fits, others []verdict) {
 	for node := range view.Nodes("") {
-		w := of(node.Name)
 		if n.node != "" && node.Name != n.node {
 			continue
 		}
+		w := of(node.Name)
 		if why := exclude(view, node, w, n, taken[node.Name]); why != "" {
-			reasons[why]++
+			others = append(others, verdict{ranked{name: node.Name}, why})
 			continue
 		}
-		fits = append(fits, score(view, node, w, n, taken[node.Name]))
+		fits = append(fits, verdict{ranked: score(view, node, w, n, taken[node.Name])})
 	}
-	slices.SortFunc(fits, func(a, b ranked) int { return compare(a, b, n.guestOS) })
+	slices.SortFunc(fits, func(a, b verdict) int { return compare(a.ranked, b.ranked, n.guestOS) })
+	return fits, others
+}
+
+// rank gives the names of the hosts that can take the need, best first, and counts the others by what keeps each from it.
+func rank(view fsm.View, of func(node string) weather, n need, taken map[string]load) (candidates []string, reasons map[string]int) {
+	fits, others := judge(view, of, n, taken)
+	reasons = map[string]int{}
+	for _, o := range others {
+		reasons[o.why]++
+	}
 	for _, f := range fits[:min(len(fits), maxCandidates)] {
 		candidates = append(candidates, f.name)
 	}
@@ -95,6 +110,8 @@ func exclude(view fsm.View, node *fsm.Node, w weather, n need, taken load) strin
 	}
 	level := w.density.HostPressureLevel
 	switch {
+	case len(w.images) > 0 && !slices.Contains(w.images, n.imagePath):
+		return api.WhyImage
 	case level != nil && *level == api.PressureCritical:
 		return api.WhyPressure
 	case n.spare && !node.Rename:

@@ -54,11 +54,13 @@ func (g *reign) observeAll(ctx context.Context) {
 			seen = g.view().Index()
 			poke(g.poolPoke)
 			poke(g.vmPoke)
+			poke(g.queue.poke)
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-g.r.fleet.moved:
+			poke(g.queue.poke) // pressure may be over
 		case <-timer.C:
 		case <-changes:
 			pause(ctx, 5*time.Millisecond) // changes come in bursts

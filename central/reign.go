@@ -27,6 +27,7 @@ type reign struct {
 	poolPoke chan struct{}
 	vmPoke   chan struct{}
 
+	queue     *queue
 	leasePoke chan struct{}
 	scrubs    scrubs
 	touched   time.Time // when uses of keys were last written down; only the lease loop uses it
@@ -168,7 +169,7 @@ func (r *Replica) lead(ctx context.Context) {
 func (r *Replica) reignOnce(ctx context.Context, term uint64) error {
 	g := &reign{r: r, ctx: ctx, term: term, since: r.wall(), ready: make(chan struct{}), poolPoke: make(chan struct{}, 1), vmPoke: make(chan struct{}, 1),
 		leasePoke: make(chan struct{}, 1)}
-	g.orders = newOrders(g)
+	g.orders, g.queue = newOrders(g), newQueue()
 	g.outcomes = newOutcomes(func(ctx context.Context, body fsm.ReportVMs) error {
 		_, err := g.propose(ctx, fsm.KindReportVMs, "central", nil, body)
 		return err
@@ -186,6 +187,7 @@ func (r *Replica) reignOnce(ctx context.Context, term uint64) error {
 	var work sync.WaitGroup
 	work.Go(func() { g.outcomes.run(ctx) })
 	work.Go(func() { g.observeAll(ctx) })
+	work.Go(func() { loop{"queue", queuePeriod, g.queue.poke, g.passQueue}.run(ctx, r.logger) })
 	for _, l := range g.loops() {
 		work.Go(func() { l.run(ctx, r.logger) })
 	}

@@ -87,11 +87,17 @@ func (q *request) launchVM() error {
 		return api.Errorf(api.CodeNotLeader, "this replica stopped leading; try again")
 	}
 	op := q.op(body)
-	done, replayed, err := q.commitLaunch(g, op, id, l)
-	if err != nil {
-		return err
+	commit := func() (func() error, error) {
+		done, replayed, err := q.commitLaunch(g, op, id, l)
+		if err != nil {
+			return nil, err
+		}
+		return func() error { return q.answerLaunch(g, op, done, replayed, wait == "ready") }, nil
 	}
-	return q.answerLaunch(g, op, done, replayed, wait == "ready")
+	if body.WaitForCapacitySecs > 0 {
+		return g.whenRoom(q.Context(), op, &l, time.Duration(body.WaitForCapacitySecs)*time.Second, commit)
+	}
+	return launchNow(commit)
 }
 
 // commitLaunch ranks and proposes, again if the hosts filled up in between.
@@ -123,7 +129,7 @@ func (g *reign) rankLaunch(view fsm.View, id string, l fsm.Launch) (fsm.LaunchVM
 	if l.Node != "" && view.Node(l.Node) == nil {
 		return fsm.LaunchVM{}, unknownNode()
 	}
-	n := need{tenant: l.Tenant, guestOS: plan.GuestOS, imagePath: plan.Image.Path, vcpus: plan.VCPUs, memoryMiB: plan.MemoryMiB}.constrain(view, l.Pool, &l)
+	n := needFor(view, &l, plan)
 	out := fsm.LaunchVM{ID: id, Launch: l}
 	out.Candidates, out.Reasons = rank(view, g.weatherOf(view), n, nil)
 	wall := g.r.wall()
@@ -133,6 +139,11 @@ func (g *reign) rankLaunch(view fsm.View, id string, l fsm.Launch) (fsm.LaunchVM
 		}
 	}
 	return out, nil
+}
+
+// needFor is what a launch that was resolved needs of a host.
+func needFor(view fsm.View, l *fsm.Launch, plan fsm.Plan) need {
+	return need{tenant: l.Tenant, guestOS: plan.GuestOS, imagePath: plan.Image.Path, vcpus: plan.VCPUs, memoryMiB: plan.MemoryMiB}.constrain(view, l.Pool, l)
 }
 
 func unknownNode() *api.Error {
@@ -161,8 +172,31 @@ func (q *request) dryRun(l *fsm.Launch) error {
 	if plan.Claim != nil {
 		out.Warm, out.Pool = true, &plan.Pool.Name
 	}
+	out.Hosts = q.verdicts(view, judgement(judge(view, g.weatherOf(view), needFor(view, l, plan), nil)))
 	q.index(view)
 	return q.send(http.StatusOK, out)
+}
+
+// maxVerdicts is how many hosts a dry run tells of.
+const maxVerdicts = 100
+
+func judgement(fits, others []verdict) []verdict { return append(fits, others...) }
+
+// verdicts shows what placement makes of the hosts that the caller may see: the ranked ones first.
+func (q *request) verdicts(view fsm.View, all []verdict) (out []api.HostVerdict) {
+	for i, v := range all {
+		if node := view.Node(v.name); node == nil || !q.seesNode(view, node) {
+			continue
+		}
+		one := api.HostVerdict{Node: v.name, Reason: v.why}
+		if v.why == "" {
+			one.Rank, one.FreeMemoryMiB, one.Residual = i+1, v.leftMiB, v.residual
+		}
+		if out = append(out, one); len(out) == maxVerdicts {
+			break
+		}
+	}
+	return out
 }
 
 // answerLaunch waits until the VM's node has been told and answers with the operation as it then stands.

@@ -13,7 +13,7 @@ import (
 func described() map[string]reflect.Type {
 	types := []any{
 		Cluster{}, Replica{}, Activity{}, Event{}, VM{}, LaunchRequest{}, Apple{}, CloudInit{}, CloudInitFile{}, Network{}, PortForward{},
-		NetworkRef{}, ExtraDisk{}, BalloonDevice{}, LaunchAnswer{}, DryRunAnswer{}, VMPatch{}, ExecRequest{}, ExecAnswer{}, Size{},
+		NetworkRef{}, ExtraDisk{}, BalloonDevice{}, LaunchAnswer{}, DryRunAnswer{}, HostVerdict{}, VMPatch{}, ExecRequest{}, ExecAnswer{}, Size{},
 		PoolRequest{}, PoolPatch{}, RollRequest{}, Pool{}, PoolStatus{}, WarmVM{}, Image{}, ImageRequest{}, ImagePatch{}, Density{},
 		AppleHost{}, Capabilities{}, Node{}, NodePatch{}, Capacity{}, Register{}, ReportedVM{}, RegisterAnswer{}, JoinTokenRequest{},
 		JoinToken{}, Error{}, Quota{}, Holding{}, Tenant{}, TenantRequest{}, TenantPatch{}, QuotaPatch{}, KeyRequest{}, Key{}, TenantUsage{},

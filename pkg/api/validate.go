@@ -210,7 +210,7 @@ func (r *LaunchRequest) Check() error {
 		checkText("image", r.Image, maxPath, false), checkText("pool", r.Pool, MaxPoolName, false), checkText("node", r.Node, MaxVMName, false),
 		checkText("tenant", r.Tenant, MaxPoolName, false), checkBackend(r.Backend),
 		checkNumbers(numberRule{"vcpus", int64(r.VCPUs), MaxVCPUs}, numberRule{"memory_mib", r.MemoryMiB, MaxMemoryMiB},
-			numberRule{"disk_size_gib", r.DiskSizeGiB, MaxDiskGiB}, numberRule{"ttl_seconds", r.TTLSeconds, MaxTTLSeconds}),
+			numberRule{"disk_size_gib", r.DiskSizeGiB, MaxDiskGiB}, numberRule{"ttl_seconds", r.TTLSeconds, MaxTTLSeconds}, numberRule{"wait_for_capacity_secs", r.WaitForCapacitySecs, MaxWaitForCapacitySecs}),
 		CheckLabels("labels", r.Labels), CheckSelector("nodeSelector", r.Selector()), checkGuestOS("apple.guest_os", apple.GuestOS), profile,
 		r.Network.check(), checkDisks(r.ExtraDisks))
 }

@@ -88,6 +88,8 @@ type LaunchRequest struct {
 	ExtraDisks        []ExtraDisk       `json:"extra_disks,omitempty"`
 	SecurityProfile   string            `json:"security_profile,omitempty"`
 	Balloon           *BalloonDevice    `json:"balloon,omitempty"`
+
+	WaitForCapacitySecs int64 `json:"wait_for_capacity_secs,omitempty"` // how long to wait for a host that has room
 }
 
 // Apple are settings of guests on Macs.
@@ -163,7 +165,20 @@ type DryRunAnswer struct {
 	Warm    bool           `json:"warm"`
 	Pool    *string        `json:"pool"`
 	Reasons map[string]int `json:"reasons"`
+	Hosts   []HostVerdict  `json:"hosts,omitempty"` // what placement makes of each host that the caller may see
 }
+
+// HostVerdict is what placement makes of one host: a rank from 1 on for a new VM, or the reason that rules it out.
+type HostVerdict struct {
+	Node          string `json:"node"`
+	Rank          int    `json:"rank,omitempty"`
+	Reason        string `json:"reason,omitempty"`
+	FreeMemoryMiB int64  `json:"free_memory_mib,omitempty"` // after the VM would be there
+	Residual      int64  `json:"residual,omitempty"`        // thousandths of the host that would be left
+}
+
+// MaxWaitForCapacitySecs is the longest that a launch may wait for room.
+const MaxWaitForCapacitySecs = 3600
 
 // VMPatch is the merge patch of PATCH /fleet/vms/{id}. A null label removes it; a null TTL takes the limit off.
 type VMPatch struct {

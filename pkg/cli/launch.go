@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
+	"strings"
 
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
@@ -28,6 +30,7 @@ type launchFlags struct {
 	cloudInit string
 	wait      bool
 	dryRun    bool
+	room      durationValue
 	key       string
 }
 
@@ -39,6 +42,7 @@ func (a *app) launch() *cobra.Command {
 already running is handed over at once. --cloud-init and --reschedulable mean a normal boot.`,
 		Example: `  fluxctl fleet launch build-42 --image macos-27-xcode --ttl 2h
   fluxctl fleet launch --pool ios-ci --wait
+  fluxctl fleet launch build-43 --image macos-27-xcode --wait-for-capacity 5m
   fluxctl fleet launch big --image debian-13 --vcpus 8 --memory 32G --node-selector zone=lab --dry-run`,
 		Args: takes("[NAME]"), ValidArgsFunction: cobra.NoFileCompletions,
 	}
@@ -67,6 +71,7 @@ already running is handed over at once. --cloud-init and --reschedulable mean a 
 	flags.StringVar(&f.req.Tenant, "tenant", "", "make it this `TENANT`'s VM (operator only)")
 	flags.BoolVar(&f.req.Reschedulable, "reschedulable", false, "boot it again elsewhere when its node is lost")
 	flags.BoolVar(&f.wait, "wait", false, "return once the guest agent answers")
+	flags.Var(&f.room, "wait-for-capacity", "when no node has room, wait this long for one, such as 5m (1h at most)")
 	flags.BoolVar(&f.dryRun, "dry-run", false, "say where it would go, and change nothing")
 	flags.StringVar(&f.key, "key", "", "idempotency `KEY`: the same key and launch again give the same VM (default a new one)")
 	a.completeFlag(cmd, "image", a.imageNames)
@@ -98,6 +103,7 @@ func (f *launchFlags) request(in io.Reader, args []string) (api.LaunchRequest, e
 		}
 	}
 	req.MemoryMiB, req.DiskSizeGiB, req.TTLSeconds = int64(f.memory), int64(f.disk), f.ttl.seconds()
+	req.WaitForCapacitySecs = f.room.seconds()
 	return req, req.Check()
 }
 
@@ -148,13 +154,31 @@ func (a *app) dryRun(ctx context.Context, c *client.Client, req api.LaunchReques
 	case answer.Node == nil:
 		refused := api.Errorf(api.CodeNoCapacity, "no node would take %s; free room, add a node or ask for less", name)
 		refused.Reasons = answer.Reasons
+		a.verdicts(answer.Hosts)
 		return refused
 	case answer.Warm:
 		a.done(name+" would go to "+*answer.Node, "Taken from warm pool "+deref(answer.Pool))
 	default:
 		a.done(name+" would go to "+*answer.Node, "Booted normally")
 	}
+	a.verdicts(answer.Hosts)
 	return nil
+}
+
+// verdicts shows what placement makes of each host.
+func (a *app) verdicts(hosts []api.HostVerdict) {
+	if len(hosts) == 0 {
+		return
+	}
+	g := a.grid("RANK", "NODE", "LEFT-MEMORY", "WHY-NOT").wider("RESIDUAL")
+	for _, h := range hosts {
+		if h.Rank == 0 {
+			g.row("-", h.Node, "", strings.ReplaceAll(h.Reason, "_", " "), "")
+			continue
+		}
+		g.row(strconv.Itoa(h.Rank), h.Node, sizeMiB(h.FreeMemoryMiB), "", fmt.Sprintf("%d.%d%%", h.Residual/10, h.Residual%10))
+	}
+	g.print()
 }
 
 // noRoom makes a dry run that fits nowhere end with the exit code of the launch it stands for.
@@ -177,6 +201,8 @@ func (a *app) runLaunch(ctx context.Context, c *client.Client, req api.LaunchReq
 	}
 	if f.wait {
 		what += " to be ready"
+	} else if f.room != 0 {
+		what += ", or room for it"
 	}
 	answer, err := during(ctx, a, what, func(ctx context.Context) (api.LaunchAnswer, error) {
 		answer, _, err := c.Launch(ctx, req, client.LaunchOptions{Key: f.key, WaitReady: f.wait})

@@ -75,14 +75,15 @@ func newCaller(cfg Config, defaultURL string) (*caller, error) {
 
 // call is one request and the rules for its tries.
 type call struct {
-	method string
-	path   string // escaped
-	query  url.Values
-	body   any           // sent as JSON; nil: no body
-	key    string        // idempotency key
-	once   bool          // never sent again when an earlier try may have been carried out
-	hold   time.Duration // how long the server may rightly take beyond the usual
-	out    any           // decoded from JSON; a *[]byte takes the bytes as they are; nil: ignored
+	method  string
+	path    string // escaped
+	query   url.Values
+	body    any           // sent as JSON; nil: no body
+	key     string        // idempotency key
+	once    bool          // never sent again when an earlier try may have been carried out
+	hold    time.Duration // how long the server may rightly take beyond the usual
+	patient bool          // a replica that stops leading meanwhile is no reason to stop waiting
+	out     any           // decoded from JSON; a *[]byte takes the bytes as they are; nil: ignored
 
 	lastEventID string // resumes an event stream
 }
@@ -147,7 +148,7 @@ func (c *caller) do(ctx context.Context, r call) (http.Header, error) {
 			return &UnreachableError{Request: r.method + " " + r.path, Tried: tried, Unknown: wasUnknown, Key: r.key, Err: err}
 		}
 		if what == unknown && r.once || isHopeless(err) && len(tried) == len(c.endpoints) ||
-			what == notApplied && time.Since(started) > c.timeout || // hold is for an answer that takes long, not for refusals
+			what == notApplied && time.Since(started) > c.timeout && !r.patient || // hold is for an answer that takes long, not for refusals
 			!answered && what == notApplied && len(tried) == len(c.endpoints) && time.Since(started) > nobodyTimeout {
 			return header, failed()
 		}

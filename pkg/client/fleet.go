@@ -155,6 +155,9 @@ func (c *Client) Launch(ctx context.Context, req api.LaunchRequest, opts LaunchO
 	if opts.WaitReady {
 		r.query, r.hold = url.Values{"wait": {"ready"}}, readyHold
 	}
+	if room := time.Duration(req.WaitForCapacitySecs) * time.Second; room > 0 {
+		r.hold, r.patient = r.hold+room, true
+	}
 	header, err := c.caller.do(ctx, r)
 	return answer, header.Get(api.HeaderReplayed) == "true", err
 }
