@@ -33,7 +33,7 @@ func TestPressureRefusesWhatBreaksAThreshold(t *testing.T) {
 		"level above":            {Policy{DenyHostPressureLevel: "warn"}, api.HostMemory{PressureLevel: ptr("critical")}, "deny_host_pressure_level"},
 		"zero reserve, too much": {Policy{MinHostMemAvailableMiB: ptr(int64(0))}, api.HostMemory{MemAvailableMiB: 999}, "999 MiB available"},
 	} {
-		got := pressureRefusal(c.policy, c.memory, 1000)
+		got := pressureRefusal(c.policy, c.memory, 0, 1000)
 		if (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
 			t.Errorf("%s: got %q, want %q", name, got, c.want)
 		}
@@ -112,5 +112,76 @@ func TestSettingsThatCannotBeMeantAreRefused(t *testing.T) {
 	}
 	if err := (Settings{}).check(); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestCreatesAtOneMomentReserveAgainstEachOther(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		h := newHost(t, func(c *Config) { c.Settings.Policy = Policy{MinHostMemAvailableMiB: ptr(int64(4096))} })
+		h.want(200, "PATCH", "/v1/sim", fields{"mem_available_mib": 4096 + 3*256})
+		slow := fields{"image": "sim:?boot_ms=30000"}
+		for range 3 {
+			h.want(201, "POST", "/v1/vms", body(uuid.NewString(), slow))
+		}
+		e := h.refused(api.CodeHostPressure, "POST", "/v1/vms", body(uuid.NewString(), slow))
+		if !strings.Contains(e.Detail, "768 MiB of them promised") {
+			t.Errorf("got %q", e.Detail)
+		}
+		passes(31 * time.Second) // they have landed: what they take is in what the host reports
+		h.want(201, "POST", "/v1/vms", body(uuid.NewString(), slow))
+	})
+}
+
+func TestWhatDoesNotLandReservesNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		h := newHost(t, func(c *Config) { c.Settings.Policy = Policy{MinHostMemAvailableMiB: ptr(int64(4096))} })
+		h.want(200, "PATCH", "/v1/sim", fields{"mem_available_mib": 4096 + 256})
+		for _, image := range []string{"sim:?fail=boot", "sim:?fail=agent", "sim:?boot_ms=60000"} {
+			id := uuid.NewString()
+			h.want(201, "POST", "/v1/vms", body(id, fields{"image": image}))
+			h.refused(api.CodeHostPressure, "POST", "/v1/vms", body(uuid.NewString(), nil))
+			switch image {
+			case "sim:?boot_ms=60000":
+				h.want(204, "DELETE", "/v1/vms/"+id, nil)
+			default:
+				passes(2 * time.Minute)
+			}
+		}
+		h.boot(nil)
+		h.boot(nil)
+		if h.reserved.sumMiB != 0 || len(h.reserved.byVM) != 0 {
+			t.Errorf("%d MiB are still reserved: %v", h.reserved.sumMiB, h.reserved.byVM)
+		}
+	})
+}
+
+func TestOtherStartsAreGatedOnlyWherePolicySaysSo(t *testing.T) {
+	for _, all := range []bool{false, true} {
+		inBubble(t, func(t *testing.T) {
+			h := newHost(t, func(c *Config) {
+				c.Settings.Policy = Policy{MinHostMemAvailableMiB: ptr(int64(4096)), GateAllStarts: all}
+			})
+			parent, spare, asleep := h.boot(nil), h.boot(fields{"labels": fields{api.LabelWarmPool: "p"}}), h.sandbox(nil)
+			h.want(200, "POST", "/v1/sandboxes/"+asleep+"/hibernate", nil)
+			h.want(200, "PATCH", "/v1/sim", fields{"mem_available_mib": 4000})
+			for _, order := range []struct {
+				method, path string
+				body         any
+			}{
+				{"POST", "/v1/vms/" + parent + "/fork", fields{}},
+				{"PATCH", "/v1/vms/" + spare, fields{"labels": fields{api.LabelWarmPool: nil, api.LabelWarmClaimed: "p"}}},
+				{"POST", "/v1/sandboxes/" + asleep + "/wake", nil},
+			} {
+				if all {
+					h.refused(api.CodeHostPressure, order.method, order.path, order.body)
+				} else if w := h.do(order.method, order.path, order.body); w.Code >= 300 {
+					t.Errorf("%s %s: got %d %s", order.method, order.path, w.Code, w.Body)
+				}
+			}
+			h.want(200, "PATCH", "/v1/vms/"+parent, fields{"name": "renamed"}) // no start
+			if n := h.count("quota.deny", fields{"scope": "pressure"}); (n == 3) != all || !all && n != 0 {
+				t.Errorf("gate_all_starts %t: got %d refusals", all, n)
+			}
+		})
 	}
 }

@@ -41,14 +41,18 @@ type Daemon struct {
 
 	loopback bool // the API listens on loopback only
 
-	store  *store
-	gate   gate
-	scrubs *scrubs
+	store     *store
+	gate      gate
+	scrubs    *scrubs
+	reserved  *reservations
+	templates *templates
+	idle      idle
 
 	mu        sync.Mutex
 	vms       map[string]*vm
 	tombs     map[string]tombstone
-	scrubbing bool // no VM may come
+	scrubbing bool            // no VM may come
+	copying   map[string]bool // ids of VMs whose saved state is being put in place
 
 	lives    sync.WaitGroup // live of every VM
 	liveCtx  context.Context
@@ -80,7 +84,7 @@ func New(cfg Config) (*Daemon, error) {
 	}
 	d := &Daemon{
 		cfg: cfg, log: cfg.Logger.Named("node").With("node", cfg.Name), events: newEvents(), vms: map[string]*vm{}, tombs: map[string]tombstone{},
-		scrubs: newScrubs(), steer: steering(cfg.Drivers), closing: make(chan struct{}), ended: make(chan struct{}),
+		scrubs: newScrubs(), reserved: newReservations(), templates: newTemplates(), idle: newIdle(), copying: map[string]bool{}, steer: steering(cfg.Drivers), closing: make(chan struct{}), ended: make(chan struct{}),
 	}
 	d.instance.Store(uuid.NewString())
 	d.beats = newBeats(d)
@@ -170,6 +174,8 @@ func (d *Daemon) run(ctx context.Context) (err error) {
 	var background sync.WaitGroup
 	background.Go(func() { d.keepHouse(ctx) })
 	background.Go(func() { d.beats.run(ctx) })
+	background.Go(func() { d.scanIdle(ctx) })
+	background.Go(func() { d.keepSlots(ctx) })
 
 	select {
 	case <-ctx.Done():
@@ -243,6 +249,9 @@ func (d *Daemon) load() error {
 	d.tombs = tombs
 	d.gate.seen, d.gate.save = seen, d.store.putFence
 	if d.scrubs.done, err = d.store.scrubs(); err != nil {
+		return err
+	}
+	if err := d.templates.load(d.snapshotsDir()); err != nil {
 		return err
 	}
 	if d.cfg.VCPUsTotal == 0 {

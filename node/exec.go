@@ -50,6 +50,10 @@ func (d *Daemon) execVM(c *call) (answer, error) {
 		return answer{}, err
 	}
 	req.TimeoutSecs = cmp.Or(req.TimeoutSecs, execDefaultSecs)
+	if err := d.rouse(c, v); err != nil {
+		return answer{}, err
+	}
+	defer v.touch() // idleness counts from its end
 	var m machine.Machine
 	var known, mine *execution
 	err = d.gate.within(c.token, func() error {

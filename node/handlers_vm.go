@@ -39,13 +39,21 @@ func (d *Daemon) getVM(c *call) (answer, error) {
 	return ok(v.view())
 }
 
-// createVM makes a VM, or answers with the one that has the id already.
 func (d *Daemon) createVM(c *call) (answer, error) {
 	var req api.MachineRequest
 	if err := api.Decode(c.body, &req); err != nil {
 		return answer{}, err
 	}
+	return d.create(c, req)
+}
+
+// create makes a VM, or answers with the one that has the id already.
+func (d *Daemon) create(c *call, req api.MachineRequest) (answer, error) {
 	if err := req.Check(); err != nil {
+		return answer{}, err
+	}
+	from, err := d.fromSnapshot(&req)
+	if err != nil {
 		return answer{}, err
 	}
 	driver, err := d.complete(&req)
@@ -63,11 +71,35 @@ func (d *Daemon) createVM(c *call) (answer, error) {
 	if scope, why := d.quota(req); why != "" {
 		return answer{}, d.deny(c, req, scope, hostFull(scope, why))
 	}
-	if err := d.admitPressure(c.Context(), req, c.Header.Get(api.HeaderDefer) == "0"); err != nil {
+	if err := d.admitPressure(c.Context(), req.ID, req.MemoryMiB, c.Header.Get(api.HeaderDefer) == "0"); err != nil {
 		return answer{}, d.deny(c, req, "pressure", err)
 	}
-	v, fresh, err := d.insert(c, driver, req)
+	v, fresh, err := d.insert(c, "create", driver, d.newRecord(req), from)
+	if err != nil || !fresh {
+		d.unreserve(req.ID)
+	}
 	return d.made(c, v, req, fresh, err)
+}
+
+// unreserve ends a reservation whose VM is not going to land.
+func (d *Daemon) unreserve(id string) {
+	d.mu.Lock()
+	v := d.vms[id]
+	d.mu.Unlock()
+	if v == nil || v.ready() {
+		d.reserved.release(id)
+	}
+}
+
+// newRecord is the record of a VM that is to be made now.
+func (d *Daemon) newRecord(req api.MachineRequest) record {
+	rec := record{Spec: req, Wanted: api.StateRunning, Boots: 1, CreatedAt: d.wall()}
+	rec.Spec.ExpiresInMS = nil
+	if req.ExpiresInMS != nil {
+		left := time.Duration(*req.ExpiresInMS) * time.Millisecond
+		rec.Deadline, rec.ExpiresAt = deadlineIn(now(d.cfg.Facts), left), rec.CreatedAt.Add(left)
+	}
+	return rec
 }
 
 // complete fills the defaults in and picks the driver.
@@ -142,16 +174,20 @@ func (d *Daemon) known(c *call, req api.MachineRequest) (*vm, error) {
 	return v, nil
 }
 
-// insert makes the VM unless another create with its id was faster.
-func (d *Daemon) insert(c *call, driver machine.Driver, req api.MachineRequest) (v *vm, fresh bool, err error) {
-	rec := record{Spec: req, Wanted: api.StateRunning, Boots: 1, CreatedAt: d.wall()}
-	rec.Spec.ExpiresInMS = nil
-	if req.ExpiresInMS != nil {
-		left := time.Duration(*req.ExpiresInMS) * time.Millisecond
-		rec.Deadline, rec.ExpiresAt = deadlineIn(now(d.cfg.Facts), left), rec.CreatedAt.Add(left)
-	}
-	if f := c.token.fingerprint("create", c.body); f != "" {
+// insert makes the VM unless another create with its id was faster. A VM that goes on from a saved state gets a copy
+// of the directory from before anything is on record.
+func (d *Daemon) insert(c *call, op string, driver machine.Driver, rec record, from string) (v *vm, fresh bool, err error) {
+	req := rec.Spec
+	if f := c.token.fingerprint(op, c.body); f != "" {
 		rec.Orders = []string{f}
+	}
+	if from != "" {
+		done, err := d.copySaved(driver, req.ID, from)
+		if err != nil {
+			return nil, false, err
+		}
+		defer done()
+		rec.Saved, rec.Renew = true, renewIdentity
 	}
 	v = newVM(d, req.ID, driver, rec)
 	err = d.gate.within(c.token, func() error {
@@ -294,6 +330,13 @@ func (d *Daemon) patchVM(c *call) (answer, error) {
 	if err := p.Check(); err != nil {
 		return answer{}, err
 	}
+	if p.Labels[api.LabelWarmClaimed] != nil {
+		// The VM has landed already: what is asked is whether the host can bear that it is used.
+		if err := d.admitStart(c, v, 0); err != nil {
+			return answer{}, err
+		}
+		d.reserved.release(v.id)
+	}
 	repeated, err := v.order(c.token, c.token.fingerprint("patch", c.body), func(r *record) error { return d.applyPatch(r, p) })
 	if err != nil {
 		return answer{}, err
@@ -408,12 +451,17 @@ func (d *Daemon) toState(c *call, op string, change func(*vm, *record) error, do
 }
 
 func (d *Daemon) startVM(c *call) (answer, error) {
+	if err := d.rouseNamed(c); err != nil {
+		return answer{}, err
+	}
 	return d.toState(c, "start", func(v *vm, r *record) error {
 		switch v.stateLocked() {
 		case api.StatePaused:
 			return api.Errorf(api.CodeConflict, "VM %s is paused; resume it", v.id)
 		case api.StateStopped, api.StateFailed:
-			r.Boots++
+			if !r.Saved {
+				r.Boots++
+			}
 		}
 		r.Wanted, r.Failed, r.Note = api.StateRunning, "", ""
 		return nil
@@ -422,14 +470,14 @@ func (d *Daemon) startVM(c *call) (answer, error) {
 
 func (d *Daemon) stopVM(c *call) (answer, error) {
 	return d.toState(c, "stop", func(_ *vm, r *record) error {
-		r.Wanted, r.Failed, r.Note = api.StateStopped, "", ""
+		r.Wanted, r.Failed, r.Note, r.Saved = api.StateStopped, "", "", false
 		return nil
 	}, func(s api.VMState) bool { return s == api.StateStopped })
 }
 
 func (d *Daemon) restartVM(c *call) (answer, error) {
 	return d.toState(c, "restart", func(_ *vm, r *record) error {
-		r.Wanted, r.Failed, r.Note = api.StateRunning, "", ""
+		r.Wanted, r.Failed, r.Note, r.Saved = api.StateRunning, "", "", false
 		r.Agent, r.ReadyAt = false, 0
 		r.Boots++
 		return nil
@@ -444,17 +492,21 @@ func (d *Daemon) pauseVM(c *call) (answer, error) {
 		if s := v.stateLocked(); s != api.StateRunning && s != api.StatePaused {
 			return api.Errorf(api.CodeConflict, "VM %s is %s; only a running VM can be paused", v.id, s)
 		}
-		r.Wanted, r.Paused = api.StatePaused, true
+		r.Wanted, r.Paused, r.Autopause = api.StatePaused, true, false
 		return nil
 	}, func(s api.VMState) bool { return s == api.StatePaused || s == api.StateStopped })
 }
 
 func (d *Daemon) resumeVM(c *call) (answer, error) {
+	if err := d.rouseNamed(c); err != nil {
+		return answer{}, err
+	}
 	return d.toState(c, "resume", func(v *vm, r *record) error {
+		v.touched = time.Now()
 		if s := v.stateLocked(); s != api.StateRunning && s != api.StatePaused {
 			return api.Errorf(api.CodeConflict, "VM %s is %s; only a paused VM can be resumed", v.id, s)
 		}
-		r.Wanted = api.StateRunning
+		r.Wanted, r.Autopause = api.StateRunning, false
 		return nil
 	}, func(s api.VMState) bool { return s == api.StateRunning || s == api.StateStopped })
 }

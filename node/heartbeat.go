@@ -331,12 +331,7 @@ func (d *Daemon) density() api.Density {
 		out.HostPressureLevel, out.HostMemAvailableMiB = m.PressureLevel, m.MemAvailableMiB
 	}
 	for _, v := range d.list() {
-		v.mu.Lock()
-		_, warm := v.rec.Spec.Labels[api.LabelWarmPool]
-		v.mu.Unlock()
-		if warm && v.ready() {
-			out.WarmSlotsReady++
-		}
+		v.countIn(&out)
 	}
 	return out
 }

@@ -22,7 +22,9 @@ const (
 )
 
 // leftIn are the directories below the data directory in which VMs leave things behind.
-var leftIn = [...]string{"vms", "snapshots", "cache"}
+var leftIn = [...]string{"vms", leftSnapshots, "cache"}
+
+const leftSnapshots = "snapshots"
 
 // scrubber is a driver that holds more of ended VMs than what is in their directories.
 type scrubber interface {
@@ -146,6 +148,7 @@ func (d *Daemon) removeLeft() (removed int, err error) {
 			}
 		}
 	}
+	d.templates.clear()
 	for _, name := range leftIn {
 		n, err := d.empty(filepath.Join(d.cfg.DataDir, name))
 		if removed += n; err != nil {

@@ -3,6 +3,7 @@ package node
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/fluxvm/fluxvm/pkg/api"
 )
@@ -27,6 +28,7 @@ type Policy struct {
 	MaxHostMemPSIFullAvg10 *float64 `toml:"max_host_mem_psi_full_avg10"` // percent
 	DenyHostPressureLevel  string   `toml:"deny_host_pressure_level"`    // warn or critical
 	PressureDeferSecs      int      `toml:"pressure_defer_secs"`         // how long a create waits for pressure to clear
+	GateAllStarts          bool     `toml:"gate_all_starts"`             // also forks, claims and starts from disk
 }
 
 // Sandbox is [sandbox].
@@ -35,8 +37,30 @@ type Sandbox struct {
 	IdleBalloonPercent *int `toml:"idle_balloon_percent"`
 	AutopauseIdleSecs  int  `toml:"autopause_idle_secs"` // 0: no autopause
 	AutopauseScanSecs  *int `toml:"autopause_scan_secs"`
-	WarmSlots          int  `toml:"warm_slots"`
+	WarmSlots          int  `toml:"warm_slots"` // sandboxes kept booted for those to come
+
+	Image       string `toml:"image"`        // of sandboxes that name none
+	WarmProfile string `toml:"warm_profile"` // of the warm slots; empty: the default one
 }
+
+// idlePercent is the share of a guest's memory that idle reclaim takes.
+func (s Sandbox) idlePercent() int64 {
+	if s.IdleBalloonPercent == nil {
+		return 50
+	}
+	return int64(*s.IdleBalloonPercent)
+}
+
+// scanEvery is how often the idle scanner runs.
+func (s Sandbox) scanEvery() time.Duration {
+	if s.AutopauseScanSecs == nil {
+		return 10 * time.Second
+	}
+	return time.Duration(*s.AutopauseScanSecs) * time.Second
+}
+
+// scans says whether there is an idle scanner.
+func (s Sandbox) scans() bool { return s.IdleBalloonSecs > 0 || s.AutopauseIdleSecs > 0 }
 
 func (s Settings) check() error {
 	p, b := s.Policy, s.Sandbox
@@ -57,6 +81,8 @@ func (s Settings) check() error {
 	refuse(b.IdleBalloonSecs < 0 || b.AutopauseIdleSecs < 0, "sandbox: idle_balloon_secs and autopause_idle_secs must not be negative")
 	refuse(b.IdleBalloonPercent != nil && (*b.IdleBalloonPercent < 1 || *b.IdleBalloonPercent > 90), "sandbox.idle_balloon_percent must be from 1 to 90")
 	refuse(b.AutopauseScanSecs != nil && *b.AutopauseScanSecs < 1, "sandbox.autopause_scan_secs must be at least 1")
-	refuse(b.WarmSlots < 0, "sandbox.warm_slots must not be negative")
+	refuse(b.WarmSlots < 0 || b.WarmSlots > 64, "sandbox.warm_slots must be from 0 to 64")
+	_, err := api.FindSandboxProfile(b.WarmProfile)
+	refuse(err != nil, "sandbox.warm_profile must be tiny, small or standard")
 	return errors.Join(errs...)
 }

@@ -31,6 +31,12 @@ type record struct {
 	Deadline  *deadline          `json:"deadline,omitempty"`
 	Orders    []string           `json:"orders,omitempty"` // fingerprints of the latest orders carried out
 	Execs     []execMark         `json:"execs,omitempty"`  // the latest commands started under a token
+
+	Saved     bool    `json:"saved,omitempty"`     // the next start goes on from the state saved in the VM's directory
+	Renew     renewal `json:"renew,omitempty"`     // what the guest must be given before it may be handed out
+	Parent    string  `json:"parent,omitempty"`    // the VM it was forked from
+	Reclaimed bool    `json:"reclaimed,omitempty"` // the idle scanner inflated the balloon
+	Autopause bool    `json:"autopause,omitempty"` // the idle scanner paused it: any call resumes it
 }
 
 // tombstone is what is left of a VM that ended, for the reports.

@@ -3,9 +3,11 @@ package node
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"maps"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -47,6 +49,9 @@ type vm struct {
 	changed chan struct{} // closed and replaced at each change of what is shown
 	timer   *time.Timer   // the deadline's
 	execs   []*execution  // the latest commands given under a token
+	touched time.Time     // when a call last had to do with what runs inside
+
+	reclaimedAt time.Time // when the idle scanner last took or gave back
 
 	pinging sync.WaitGroup // goroutines that wait for an agent
 }
@@ -54,8 +59,10 @@ type vm struct {
 // run is one machine from its start to its end.
 type run struct {
 	machine.Machine
-	paused bool
-	quiet  context.CancelFunc // ends the pinging
+	paused  bool
+	ctx     context.Context    // of the goroutines that serve this run
+	quiet   context.CancelFunc // ends it
+	balloon balloon
 }
 
 func newVM(d *Daemon, id string, driver machine.Driver, rec record) *vm {
@@ -74,8 +81,12 @@ const (
 	stepHalt
 	stepPause
 	stepResume
+	stepHibernate
 	stepRemove
 )
+
+// stateHibernated is what a record wants whose machine is to be on disk. It is shown as stopped.
+const stateHibernated api.VMState = "hibernated"
 
 // nextStep brings a machine nearer to what its record wants. running and paused describe the machine now.
 func nextStep(r record, running, paused bool) step {
@@ -87,6 +98,10 @@ func nextStep(r record, running, paused bool) step {
 	case r.Wanted == api.StateStopped && running, running && r.Booted < r.Boots:
 		return stepHalt
 	case r.Wanted == api.StateStopped || r.Failed != "":
+		return stepNone
+	case r.Wanted == stateHibernated && running:
+		return stepHibernate
+	case r.Wanted == stateHibernated:
 		return stepNone
 	case !running:
 		return stepBoot
@@ -111,7 +126,7 @@ func stateOf(r record, running, paused, booting bool) api.VMState {
 		return api.StateRunning
 	case r.Failed != "":
 		return api.StateFailed
-	case r.Wanted == api.StateStopped:
+	case r.Wanted == api.StateStopped || r.Wanted == stateHibernated:
 		return api.StateStopped
 	case booting:
 		return api.StateBooting
@@ -151,6 +166,8 @@ func (v *vm) live(ctx context.Context) {
 			v.halve(ctx, true)
 		case stepResume:
 			v.halve(ctx, false)
+		case stepHibernate:
+			v.hibernate(ctx)
 		case stepRemove:
 			if err = v.remove(); err == nil {
 				return
@@ -178,14 +195,14 @@ func (v *vm) boot(ctx context.Context) {
 	defer cancel()
 	v.mu.Lock()
 	v.abort, v.booting = cancel, true
-	spec, boots := machine.Spec{MachineRequest: v.rec.Spec}, v.rec.Boots
+	spec, boots, saved := machine.Spec{MachineRequest: v.rec.Spec}, v.rec.Boots, v.rec.Saved
 	if v.rec.Wanted != api.StateRunning && v.rec.Wanted != api.StatePaused {
 		cancel()
 	}
 	v.tellLocked()
 	v.mu.Unlock()
 
-	m, err := v.start(ctx, spec)
+	m, restored, err := v.start(ctx, spec, saved)
 
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -195,33 +212,58 @@ func (v *vm) boot(ctx context.Context) {
 	case err == nil:
 		v.rec.Booted, v.rec.StartedAt = boots, v.d.wall()
 		v.rec.Agent, v.rec.ReadyAt = false, 0
+		v.rec.Saved, v.rec.Reclaimed = false, false
+		if !restored {
+			v.rec.Renew = renewNothing
+		}
 		v.attachLocked(m, false)
 	case aborted:
 		return // an order changed its mind, or the daemon ends: nothing has failed
 	default:
 		v.rec.Failed = "the boot failed: " + message(err)
+		v.d.reserved.release(v.id)
 		v.log.Warn("boot failed", "error", err)
 		v.d.record("node", "vm.fail", v.id, "failed", map[string]any{"vm_id": v.id, "name": v.rec.Spec.Name, "reason": v.rec.Failed})
 	}
 	v.keepLocked()
 }
 
-func (v *vm) start(ctx context.Context, spec machine.Spec) (machine.Machine, error) {
+// start boots the machine, or goes on from the state saved for it, or from a template of its kind.
+func (v *vm) start(ctx context.Context, spec machine.Spec, saved bool) (m machine.Machine, restored bool, err error) {
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	if err := os.MkdirAll(v.dir, 0o700); err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	return v.driver.Start(ctx, spec, v.dir)
+	if err := os.Remove(filepath.Join(v.dir, targetFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, false, err
+	}
+	if saved {
+		m, err := v.restore(ctx, spec)
+		return m, true, err
+	}
+	if m := v.startFromTemplate(ctx, spec); m != nil {
+		return m, true, nil
+	}
+	if err := os.RemoveAll(filepath.Join(v.dir, savedDir)); err != nil {
+		return nil, false, err
+	}
+	m, err = v.driver.Start(ctx, spec, v.dir)
+	return m, false, err
 }
 
 // attachLocked takes a machine that runs and asks for its agent until it answers.
 func (v *vm) attachLocked(m machine.Machine, paused bool) {
 	ctx, cancel := context.WithCancel(context.Background())
-	r := &run{Machine: m, paused: paused, quiet: cancel}
-	v.run = r
-	if v.hasAgent() && !v.rec.Agent {
+	r := &run{Machine: m, paused: paused, ctx: ctx, quiet: cancel}
+	v.run, v.touched = r, time.Now()
+	v.reclaimedAt = v.touched // a sandbox that an earlier daemon reclaimed from stays so until it is used
+	v.resumeBalloonLocked(r)
+	switch {
+	case !v.hasAgent():
+		v.d.reserved.release(v.id)
+	case !v.rec.Agent:
 		v.pinging.Go(func() { v.awaitAgent(ctx, r) })
 	}
 }
@@ -234,10 +276,14 @@ func (v *vm) awaitAgent(ctx context.Context, r *run) {
 	for wait := 10 * time.Millisecond; ; wait = min(wait*3/2, 100*time.Millisecond) {
 		if time.Since(began) > time.Minute {
 			wait = time.Second // it is no longer about a quick start
+			v.d.reserved.release(v.id)
 		}
 		ping, cancel := context.WithTimeout(ctx, 5*time.Second)
 		err := r.Ping(ping)
 		cancel()
+		if err == nil {
+			err = v.settle(ctx, r)
+		}
 		if err == nil {
 			break
 		}
@@ -254,7 +300,8 @@ func (v *vm) awaitAgent(ctx context.Context, r *run) {
 	if v.run != r || v.rec.Booted < v.rec.Boots {
 		return
 	}
-	v.rec.Agent, v.rec.ReadyAt = true, v.d.wall()
+	v.rec.Agent, v.rec.ReadyAt, v.rec.Renew = true, v.d.wall(), renewNothing
+	v.d.reserved.release(v.id)
 	v.keepLocked()
 }
 
@@ -298,7 +345,7 @@ func (v *vm) detachLocked() {
 	v.run.quiet()
 	v.run.Release()
 	v.run = nil
-	v.rec.Agent, v.rec.Paused = false, false
+	v.rec.Agent, v.rec.Paused, v.rec.Autopause = false, false, false
 }
 
 // halve pauses or resumes. One that does not work is not tried again: the record goes back to what is.
@@ -339,6 +386,7 @@ func (v *vm) remove() error {
 	if err := v.d.bury(v); err != nil {
 		return err
 	}
+	v.d.reserved.release(v.id)
 	close(v.gone)
 	return nil
 }
@@ -381,7 +429,7 @@ func (v *vm) adopt(ctx context.Context) {
 		if v.rec.Booted == 0 { // the daemon ended between the machine's start and its record's
 			v.rec.Booted, v.rec.StartedAt = v.rec.Boots, v.d.wall()
 		}
-		v.rec.Failed = ""
+		v.rec.Failed, v.rec.Saved = "", false
 		v.attachLocked(m, v.settlePause(ctx, m, rec))
 		return
 	case rec.Wanted == api.StateDeleting || rec.Wanted == api.StateStopped || rec.Failed != "" || rec.Booted < rec.Boots:
@@ -390,6 +438,8 @@ func (v *vm) adopt(ctx context.Context) {
 			v.log.Warn("the machine could not be taken over", "error", err)
 		}
 		return
+	case rec.Wanted == stateHibernated && (rec.Saved || v.hasSaved()):
+		v.rec.Saved = true // the daemon ended between the saving and its record
 	case errors.Is(err, machine.ErrGone):
 		v.rec.Failed = "the machine ended while the daemon was down"
 	default:
@@ -611,6 +661,9 @@ func (v *vm) view() api.Machine {
 	}
 	if out.Reason == "" && state == api.StateStopped {
 		out.Reason = rec.Note
+	}
+	if rec.Wanted == stateHibernated && out.Reason == "" {
+		out.Reason = "hibernated: it is saved to disk, and the next call wakes it"
 	}
 	if r != nil {
 		out.IP = r.IP()

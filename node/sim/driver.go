@@ -50,7 +50,7 @@ func (d *Driver) Name() string { return api.BackendSim }
 
 // Features are those of a sim host.
 func (d *Driver) Features() machine.Features {
-	return machine.Features{MacOS: d.cfg.Mac, Agent: true, Pause: true, Survives: true}
+	return machine.Features{MacOS: d.cfg.Mac, Agent: true, Pause: true, Balloon: true, BalloonReclaims: true, Survives: true}
 }
 
 // Check refuses images it cannot read, and what it was told to refuse.

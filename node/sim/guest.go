@@ -21,6 +21,7 @@ const lifeFile = "sim.json"
 type life struct {
 	RunningSince time.Time `json:"running_since"`
 	Paused       bool      `json:"paused"`
+	BalloonMiB   int64     `json:"balloon_mib,omitempty"` // what its device was told
 }
 
 // guest is one machine.

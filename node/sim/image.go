@@ -30,11 +30,20 @@ type image struct {
 	agent      time.Duration // running to the agent's first answer
 	fail       string
 	crashAfter time.Duration
+	balloon    string // how the guest follows its balloon
+	template   bool   // VMs of pools and sandboxes may start from a template, at once
 }
+
+// How a sim guest follows its balloon.
+const (
+	balloonFollows = "follows"
+	balloonAbsent  = "absent" // it has no driver
+	balloonStuck   = "stuck"  // it stops at an eighth of its memory
+)
 
 // parseImage reads sim:?boot_ms=50&agent_ms=50&fail=none&crash_after_ms=0. Nothing is the default image.
 func parseImage(path string) (image, error) {
-	img := image{boot: 50 * time.Millisecond, agent: 50 * time.Millisecond, fail: failNone}
+	img := image{boot: 50 * time.Millisecond, agent: 50 * time.Millisecond, fail: failNone, balloon: balloonFollows}
 	rest, ok := strings.CutPrefix(path, scheme)
 	if path != "" && !ok {
 		return img, api.Invalid("image", "the sim backend boots images such as sim:?boot_ms=50&agent_ms=50, not files")
@@ -64,8 +73,15 @@ func parseImage(path string) (image, error) {
 			if !slices.Contains([]string{failNone, failRefuse, failBoot, failAgent, failCrash}, img.fail) {
 				return img, api.Invalid("image", "fail of a sim image must be none, refuse, boot, agent or crash")
 			}
+		case key == "balloon":
+			img.balloon = given[0]
+			if !slices.Contains([]string{balloonFollows, balloonAbsent, balloonStuck}, img.balloon) {
+				return img, api.Invalid("image", "balloon of a sim image must be follows, absent or stuck")
+			}
+		case key == "template":
+			img.template = given[0] == "1"
 		default:
-			return img, api.Invalid("image", "a sim image takes boot_ms, agent_ms, fail and crash_after_ms")
+			return img, api.Invalid("image", "a sim image takes boot_ms, agent_ms, fail, crash_after_ms, balloon and template")
 		}
 	}
 	return img, nil

@@ -14,13 +14,14 @@ import (
 )
 
 func TestAnImageSaysHowItsMachinesBehave(t *testing.T) {
-	usual := image{boot: 50 * time.Millisecond, agent: 50 * time.Millisecond, fail: failNone}
+	usual := image{boot: 50 * time.Millisecond, agent: 50 * time.Millisecond, fail: failNone, balloon: balloonFollows}
 	for path, want := range map[string]image{
 		"":                            usual,
 		"sim:":                        usual,
 		"sim:?":                       usual,
-		"sim:?boot_ms=0&agent_ms=900": {agent: 900 * time.Millisecond, fail: failNone},
-		"sim:?fail=crash&crash_after_ms=5&boot_ms=1&agent_ms=2": {time.Millisecond, 2 * time.Millisecond, failCrash, 5 * time.Millisecond},
+		"sim:?boot_ms=0&agent_ms=900": {agent: 900 * time.Millisecond, fail: failNone, balloon: balloonFollows},
+		"sim:?fail=crash&crash_after_ms=5&boot_ms=1&agent_ms=2": {boot: time.Millisecond, agent: 2 * time.Millisecond, fail: failCrash, crashAfter: 5 * time.Millisecond, balloon: balloonFollows},
+		"sim:?boot_ms=0&agent_ms=0&balloon=stuck&template=1":    {fail: failNone, balloon: balloonStuck, template: true},
 	} {
 		got, err := parseImage(path)
 		if err != nil {

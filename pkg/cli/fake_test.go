@@ -317,8 +317,30 @@ func wholeFleet() answers {
 			w.Header().Set("Content-Type", "text/plain")
 			io.WriteString(w, "booting\x1b[2J\nready\n")
 		},
+		"GET /v1/vms/{id}/balloon":          api.Balloon{MemoryMiB: 512, TargetMiB: 128, ActualMiB: ptr(int64(96)), Driver: api.BalloonStuck},
+		"POST /v1/vms/{id}/balloon":         api.Balloon{MemoryMiB: 512, TargetMiB: 256, ActualMiB: ptr(int64(0))},
+		"GET /v1/vms/{id}/memory":           scratchMemory(),
+		"GET /v1/host/memory":               api.HostMemory{MemTotalMiB: 32768, MemAvailableMiB: 20480, PSI: &api.PSI{SomeAvg10: 1.5}},
+		"POST /v1/vms/{id}/fork":            scratch(),
+		"POST /v1/vms/{id}/snapshot":        scratchSnapshot(),
+		"GET /v1/snapshots":                 page(scratchSnapshot()),
+		"DELETE /v1/snapshots/{name}":       nil,
+		"GET /v1/sandboxes":                 page(scratch()),
+		"POST /v1/sandboxes":                scratch(),
+		"POST /v1/sandboxes/{id}/hibernate": scratch(),
+		"POST /v1/sandboxes/{id}/wake":      scratch(),
+		"GET /v1/sandboxes/density":         api.Density{HostMemAvailableMiB: 20480, WarmSlotsReady: 2, ActiveSandboxes: 3, PausedSandboxes: 1},
 	})
 	return all
+}
+
+func scratchMemory() api.MemoryReport {
+	return api.MemoryReport{VMID: vmID, ConfiguredMiB: 512, Usage: &api.MemoryUsage{RSSKiB: 310 << 10, PSSKiB: 180 << 10, PrivateKiB: 120 << 10, SharedKiB: 190 << 10},
+		Balloon: &api.Balloon{MemoryMiB: 512, TargetMiB: 128, ActualMiB: ptr(int64(128))}}
+}
+
+func scratchSnapshot() api.Snapshot {
+	return api.Snapshot{Name: "tools", Image: "snapshot:tools", Backend: api.BackendFluxVM, VCPUs: 1, MemoryMiB: 512, CreatedAt: ago(5 * time.Minute)}
 }
 
 func writeJSON(w http.ResponseWriter, status int, v any) {

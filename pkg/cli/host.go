@@ -23,7 +23,7 @@ func (a *app) hostCommand() *cobra.Command {
 		a.orderMachine("stop", "Shut a VM down; its disk stays", "Stopped", (*client.Host).Stop),
 		a.orderMachine("pause", "Halt a VM's processors; its memory stays", "Paused", (*client.Host).Pause),
 		a.orderMachine("resume", "Let a paused VM run on", "Resumed", (*client.Host).Resume),
-		a.execMachine(), a.console())
+		a.execMachine(), a.console(), a.forkMachine(), a.snapshotMachine(), a.listSnapshots(), a.removeSnapshots())
 }
 
 // onHost is a command's work with a client of one host.

@@ -97,3 +97,73 @@ func (h *Host) HostMemory(ctx context.Context) (api.HostMemory, error) {
 func (h *Host) Density(ctx context.Context) (api.Density, error) {
 	return get[api.Density](ctx, h.caller, "/v1/sandboxes/density")
 }
+
+// Balloon reads a VM's balloon.
+func (h *Host) Balloon(ctx context.Context, id string) (api.Balloon, error) {
+	return get[api.Balloon](ctx, h.caller, at("/v1/vms", id, "balloon"))
+}
+
+// SetBalloon asks the guest to give back so many MiB; 0 gives it all its memory. The same size twice does no harm.
+func (h *Host) SetBalloon(ctx context.Context, id string, mib int64) (api.Balloon, error) {
+	var out api.Balloon
+	_, err := h.caller.do(ctx, call{method: http.MethodPost, path: at("/v1/vms", id, "balloon"), body: api.BalloonRequest{BalloonMiB: &mib}, key: id, out: &out})
+	return out, err
+}
+
+// Memory reports what a VM takes of the host.
+func (h *Host) Memory(ctx context.Context, id string) (api.MemoryReport, error) {
+	return get[api.MemoryReport](ctx, h.caller, at("/v1/vms", id, "memory"))
+}
+
+// Fork copies a running VM into a new one. An empty id gets a random one.
+func (h *Host) Fork(ctx context.Context, id string, req api.ForkRequest) (api.Machine, error) {
+	if req.ID == "" {
+		req.ID = uuid.NewString()
+	}
+	var out api.Machine
+	_, err := h.caller.do(ctx, call{method: http.MethodPost, path: at("/v1/vms", id, "fork"), body: req, key: req.ID, hold: readyHold, out: &out})
+	return out, err
+}
+
+// Snapshot writes a running VM down under a name, from which others start.
+func (h *Host) Snapshot(ctx context.Context, id, name string) (api.Snapshot, error) {
+	var out api.Snapshot
+	_, err := h.caller.do(ctx, call{method: http.MethodPost, path: at("/v1/vms", id, "snapshot"), body: api.SnapshotRequest{Name: name}, once: true, hold: readyHold, out: &out})
+	return out, err
+}
+
+// Snapshots lists the host's snapshots.
+func (h *Host) Snapshots(ctx context.Context) iter.Seq2[api.Snapshot, error] {
+	return pages[api.Snapshot](ctx, h.caller, "/v1/snapshots", nil)
+}
+
+// DeleteSnapshot removes a snapshot. VMs that started from it go on.
+func (h *Host) DeleteSnapshot(ctx context.Context, name string) error {
+	return remove(ctx, h.caller, at("/v1/snapshots", name))
+}
+
+// Sandboxes lists the host's sandboxes.
+func (h *Host) Sandboxes(ctx context.Context) iter.Seq2[api.Machine, error] {
+	return pages[api.Machine](ctx, h.caller, "/v1/sandboxes", nil)
+}
+
+// CreateSandbox makes a sandbox, or takes one that waits booted. It is sent once: without an id a repeat would make
+// another one.
+func (h *Host) CreateSandbox(ctx context.Context, req api.SandboxRequest) (api.Machine, error) {
+	var out api.Machine
+	_, err := h.caller.do(ctx, call{method: http.MethodPost, path: "/v1/sandboxes", body: req, once: req.ID == "", key: req.ID, hold: readyHold, out: &out})
+	return out, err
+}
+
+// Hibernate saves a sandbox to disk and frees its memory. Any call that needs it wakes it.
+func (h *Host) Hibernate(ctx context.Context, id string) error {
+	return h.orderSandbox(ctx, id, "hibernate")
+}
+
+// Wake lets a hibernated or paused sandbox go on.
+func (h *Host) Wake(ctx context.Context, id string) error { return h.orderSandbox(ctx, id, "wake") }
+
+func (h *Host) orderSandbox(ctx context.Context, id, what string) error {
+	_, err := h.caller.do(ctx, call{method: http.MethodPost, path: at("/v1/sandboxes", id, what), body: struct{}{}, once: true, hold: readyHold})
+	return err
+}
