@@ -2,7 +2,6 @@ package central
 
 import (
 	"strings"
-	"sync"
 
 	"github.com/fluxvm/fluxvm/fsm"
 	"github.com/fluxvm/fluxvm/pkg/api"
@@ -123,30 +122,4 @@ func (q *request) ownTenant(named string) (string, error) {
 		return "", api.Errorf(api.CodeForbidden, "a tenant's key acts for its own tenant only; leave tenant out")
 	}
 	return q.caller.tenant, nil
-}
-
-// keyUses remembers when keys were used, until the leader writes it down.
-type keyUses struct {
-	mu   sync.Mutex
-	last map[string]api.Time
-}
-
-func (u *keyUses) note(id string, now api.Time) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.last == nil {
-		u.last = map[string]api.Time{}
-	}
-	u.last[id] = max(u.last[id], now)
-}
-
-// take gives what was noted since the last time.
-func (u *keyUses) take() (out []fsm.KeyUse) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	for id, at := range u.last {
-		out = append(out, fsm.KeyUse{ID: id, At: at})
-	}
-	u.last = nil
-	return out
 }

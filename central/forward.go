@@ -106,17 +106,29 @@ func (r *Replica) serveStatus(w http.ResponseWriter, _ *http.Request) {
 
 // statuses asks every member how it is, all at once. One that does not answer in a second is absent.
 func (r *Replica) statuses(ctx context.Context) map[string]status {
+	out := askPeers[status](ctx, r, statusPath)
+	for name, s := range out {
+		if s.Name != name {
+			delete(out, name)
+		}
+	}
+	out[r.cfg.Name] = r.status()
+	return out
+}
+
+// askPeers reads a path of every other member, all at once, by name. One that does not answer in a second is absent.
+func askPeers[T any](ctx context.Context, r *Replica, path string) map[string]T {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
 	var mu sync.Mutex
-	out := map[string]status{r.cfg.Name: r.status()}
+	out := map[string]T{}
 	var asked sync.WaitGroup
 	for _, m := range r.log.Members() {
 		if m.Name == r.cfg.Name {
 			continue
 		}
 		asked.Go(func() {
-			req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+m.Addr+statusPath, nil)
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+m.Addr+path, nil)
 			if err != nil {
 				return
 			}
@@ -125,11 +137,11 @@ func (r *Replica) statuses(ctx context.Context) map[string]status {
 				return
 			}
 			defer resp.Body.Close()
-			var s status
-			if json.NewDecoder(io.LimitReader(resp.Body, 1<<16)).Decode(&s) == nil && s.Name == m.Name {
+			var said T
+			if resp.StatusCode == http.StatusOK && json.NewDecoder(io.LimitReader(resp.Body, api.MaxBody)).Decode(&said) == nil {
 				mu.Lock()
 				defer mu.Unlock()
-				out[m.Name] = s
+				out[m.Name] = said
 			}
 		})
 	}

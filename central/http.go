@@ -103,6 +103,7 @@ func (r *Replica) Handler() http.Handler { return r.router(false) }
 func (r *Replica) PeerHandler() http.Handler {
 	outer := http.NewServeMux()
 	outer.HandleFunc("GET "+statusPath, r.serveStatus)
+	outer.HandleFunc("GET "+keyUsesPath, r.serveKeyUses)
 	outer.Handle("/", r.router(true))
 	return outer
 }

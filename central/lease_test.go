@@ -460,3 +460,31 @@ func TestALeaseRenewsItselfUntilItMayNot(t *testing.T) {
 		}
 	})
 }
+
+// A blocker that ends already is waited for, and one that may not be ended too: nothing is proposed in vain on each pass.
+func TestAPendingLeaseIsBroughtOnOnlyWhenThereIsSomethingToDo(t *testing.T) {
+	w := newWorld(t)
+	w.node(host("n1"))
+	w.image("tiny", api.GuestLinux)
+	w.do(fsm.KindCreateTenant, fsm.CreateTenant{Request: api.TenantRequest{Name: "acme"}})
+	w.do(fsm.KindLaunchVM, fsm.LaunchVM{ID: "x", Launch: fsm.Launch{Name: "x", Image: "tiny", TTLSeconds: 3600}, Candidates: []string{"n1"}})
+	w.report("x", api.StateRunning)
+	w.do(fsm.KindCreateLease, fsm.CreateLease{ID: "l", Tenant: "acme", Candidates: []string{"n1"}, EndsAt: w.now + 3_600_000, Drain: true})
+	due := func(want bool, when string) {
+		t.Helper()
+		l := w.view().Lease("l")
+		if got := leaseDue(w.view(), l, w.now); got != want {
+			t.Errorf("%s: due %t, want %t for %+v", when, got, want, l)
+		}
+	}
+	due(true, "a VM with a deadline is in the way")
+	w.do(fsm.KindAdvanceLease, fsm.AdvanceLease{ID: "l"})
+	due(false, "it is being deleted")
+	w.now += 3_600_000
+	due(true, "its named end has come")
+	w.now -= 3_600_000
+	w.do(fsm.KindReportVMs, fsm.ReportVMs{Reports: []fsm.VMReport{{ID: "x", Node: "n1", State: api.StateGone}}})
+	due(true, "nothing is in the way")
+	w.do(fsm.KindAdvanceLease, fsm.AdvanceLease{ID: "l"})
+	due(false, "it is active")
+}

@@ -16,9 +16,6 @@ import (
 const (
 	leasePeriod  = time.Second
 	scrubTimeout = 5 * time.Minute
-	touchPeriod  = time.Minute
-
-	usesPerCommand = 512
 )
 
 func wireLease(view fsm.View, l *fsm.Lease) api.Lease {
@@ -218,7 +215,8 @@ func leaseDue(view fsm.View, l *fsm.Lease, now api.Time) bool {
 	switch l.State {
 	case api.LeasePending:
 		blockers := view.Blockers(l)
-		return len(blockers) == 0 || slices.ContainsFunc(blockers, func(id string) bool { vm := view.VM(id); return vm != nil && vm.Ephemeral() })
+		return len(blockers) == 0 || l.CannotBegin(now) ||
+			slices.ContainsFunc(blockers, func(id string) bool { vm := view.VM(id); return vm != nil && vm.Live() && vm.Ephemeral() })
 	case api.LeaseActive:
 		return now >= l.EndsAt
 	case api.LeaseEnding:
@@ -249,18 +247,6 @@ func (g *reign) passLeases(ctx context.Context) error {
 			if s.State == api.ScrubRunning {
 				g.scrub(ctx, l, s)
 			}
-		}
-	}
-	if g.r.wall().Sub(g.touched) >= touchPeriod {
-		g.touched = g.r.wall()
-		for part := range slices.Chunk(g.r.used.take(), usesPerCommand) {
-			_, err := g.propose(ctx, fsm.KindTouchKeys, actorCentral, nil, fsm.TouchKeys{Keys: part})
-			if err != nil { // they go into the next try
-				for _, u := range part {
-					g.r.used.note(u.ID, u.At)
-				}
-			}
-			failed = errors.Join(failed, err)
 		}
 	}
 	return failed

@@ -136,20 +136,15 @@ func (q *request) getPrices() error {
 }
 
 func (q *request) putPrices() error {
-	var body api.Prices
-	if err := q.decode(&body); err != nil {
+	body, err := api.DecodePrices(q.body)
+	if err != nil {
 		return err
 	}
-	if body.VM == nil {
-		body.VM = []api.VMPrice{}
+	version, err := q.ifMatch()
+	if err != nil {
+		return err
 	}
-	if body.Lease == nil {
-		body.Lease = []api.LeasePrice{}
-	}
-	if body.Pool == nil {
-		body.Pool = []api.VMPrice{}
-	}
-	result, err := q.propose(fsm.KindPutPrices, nil, fsm.PutPrices{Prices: body})
+	result, err := q.propose(fsm.KindPutPrices, nil, fsm.PutPrices{Prices: body, IfMatch: version})
 	if err != nil {
 		return err
 	}

@@ -359,3 +359,46 @@ func TestATenantSeesTheHostsThatItLeases(t *testing.T) {
 		}
 	})
 }
+
+// The name is another's by the time a repeat comes.
+func TestARepeatOfAPoolsCreationNeverShowsAnothersPool(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
+		r.ready("n1")
+		acme, beta := r.tenant("acme", nil), r.tenant("beta", nil)
+		pool := body{"name": "ci", "image": "tiny", "min_ready": 0}
+		r.must(acme, "POST", "/fleet/pools", pool, api.HeaderIdempotencyKey, "k")
+		r.must(acme, "DELETE", "/fleet/pools/ci", nil)
+		r.must(beta, "POST", "/fleet/pools", pool)
+		if got := r.as(acme, "POST", "/fleet/pools", pool, api.HeaderIdempotencyKey, "k"); got.code() != api.CodeNotFound {
+			t.Errorf("got %s, want not_found", got)
+		}
+	})
+}
+
+func TestATenantsOwnPolicyShowsInWhatItSeesAndMay(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
+		r.ready("n1")
+		r.pool("shared", body{"image": "tiny", "min_ready": 2})
+		acme, beta := r.tenant("acme", nil), r.tenant("beta", nil)
+		got := into[api.Tenant](t, r.must(operatorToken, "PATCH", "/fleet/tenants/acme", body{"policy": body{"allow_shared_pool_claims": true}}))
+		if got.Policy.AllowSharedPoolClaims == nil || !*got.Policy.AllowSharedPoolClaims || got.Policy.MinLeaseHours != nil {
+			t.Errorf("got %s", asJSON(got))
+		}
+		if l := into[api.LaunchAnswer](t, r.must(acme, "POST", "/fleet/vms", body{"pool": "shared"})); !l.Warm {
+			t.Errorf("acme got %+v, want a warm VM", l)
+		}
+		if got := r.as(beta, "POST", "/fleet/vms", body{"pool": "shared"}); got.code() != api.CodeNotFound {
+			t.Errorf("beta got %s, want not_found", got)
+		}
+		if got := r.as(acme, "PATCH", "/fleet/tenants/acme", body{"policy": body{"require_lease_for_macos": false}}); got.status != 403 {
+			t.Errorf("a tenant changed its own policy: %s", got)
+		}
+		r.must(operatorToken, "PATCH", "/fleet/tenants/acme", body{"policy": body{"allow_shared_pool_claims": nil}})
+		if got := r.as(acme, "GET", "/fleet/pools/shared", nil); got.status != 404 {
+			t.Errorf("acme sees a pool that the fleet's policy hides: %s", got)
+		}
+		if got := r.as(operatorToken, "PATCH", "/fleet/tenants/acme", body{"policy": body{"max_boots_per_node": 9}}); got.status != 400 {
+			t.Errorf("boots on a host are nobody's own: %s", got)
+		}
+	})
+}

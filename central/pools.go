@@ -67,7 +67,7 @@ func (q *request) getPoolStatus() error {
 }
 
 // sharedNote is the advice that comes with a new shared pool.
-const sharedNote = "policy keeps tenants from taking VMs of this shared pool (allow_shared_pool_claims, isolate_tenant_networks, require_lease_for_macos); for a tenant, make a pool of its own"
+const sharedNote = "policy keeps tenants from taking VMs of this shared pool (allow_shared_pool_claims, isolate_tenant_networks, require_lease_for_macos), except those with a policy of their own that lets them; for a tenant, make a pool of its own"
 
 func (q *request) createPool() error {
 	var body api.PoolRequest
@@ -84,11 +84,11 @@ func (q *request) createPool() error {
 	q.wakePools()
 	view := q.r.state.View()
 	p := view.Pool(body.Name)
-	if p == nil {
+	if p == nil || p.Tenant != tenant { // a repeat may come when the name is another's
 		return api.Errorf(api.CodeNotFound, "pool %s was created under this key and has been deleted since", body.Name)
 	}
 	out := wirePool(view, p, false)
-	if p.Tenant == "" && !view.SharedAllowed(p.GuestOS) {
+	if p.Tenant == "" && !view.SharedAllowed("", p.GuestOS) {
 		out.Note = sharedNote
 	}
 	return q.sendVersioned(http.StatusCreated, p.Version, out)
@@ -112,7 +112,7 @@ func (q *request) patchPool() error {
 	if _, err := q.changedPool(); err != nil {
 		return err
 	}
-	result, err := q.propose(fsm.KindPatchPool, nil, fsm.PatchPool{Name: q.name("name"), Patch: body, IfMatch: version})
+	result, err := q.propose(fsm.KindPatchPool, nil, fsm.PatchPool{Name: q.name("name"), Tenant: q.caller.tenant, Patch: body, IfMatch: version})
 	if err != nil {
 		return err
 	}
@@ -129,7 +129,7 @@ func (q *request) deletePool() error {
 	if err != nil {
 		return err
 	}
-	if _, err := q.propose(fsm.KindDeletePool, nil, fsm.DeletePool{Name: q.name("name"), IfMatch: version}); err != nil {
+	if _, err := q.propose(fsm.KindDeletePool, nil, fsm.DeletePool{Name: q.name("name"), Tenant: q.caller.tenant, IfMatch: version}); err != nil {
 		return err
 	}
 	if g := q.leading(); g != nil {
@@ -146,7 +146,7 @@ func (q *request) rollPool() error {
 	if _, err := q.changedPool(); err != nil {
 		return err
 	}
-	if _, err := q.propose(fsm.KindRollPool, q.op(body), fsm.RollPool{Name: q.name("name"), Roll: body}); err != nil {
+	if _, err := q.propose(fsm.KindRollPool, q.op(body), fsm.RollPool{Name: q.name("name"), Tenant: q.caller.tenant, Roll: body}); err != nil {
 		return err
 	}
 	q.wakePools()

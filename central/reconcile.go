@@ -40,6 +40,7 @@ func (g *reign) loops() []loop {
 		{"lease", leasePeriod, g.leasePoke, g.passLeases},
 		{"node", nodePeriod, nil, g.passNodes},
 		{"probe", probePeriod, nil, g.passProbes},
+		{"key", touchPeriod, nil, g.passKeys},
 	}
 }
 

@@ -30,7 +30,6 @@ type reign struct {
 	queue     *queue
 	leasePoke chan struct{}
 	scrubs    scrubs
-	touched   time.Time // when uses of keys were last written down; only the lease loop uses it
 }
 
 func (g *reign) view() fsm.View { return g.r.state.View() }

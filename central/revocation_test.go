@@ -214,6 +214,22 @@ func TestAKeysLastUseIsWrittenDown(t *testing.T) {
 			r.start(old)
 			r.serving()
 		}
+		// A stale read of a follower and a stream from it never reach the leader.
+		follower := r.follower()
+		index := func() uint64 { return r.member(r.leader()).state.View().Index() }
+		started, at := index(), r.at(time.Now())
+		for range 50 {
+			if got, err := r.try(follower, used.Secret, "GET", "/fleet/vms?stale=true", nil); err != nil || got.status != 200 {
+				t.Fatal(err, got)
+			}
+		}
+		r.wait(90 * time.Second)
+		if got := last(used.ID); got < at-1000 || got > at+1000 {
+			t.Errorf("used on a follower at %s, and last used at %s", at, got)
+		}
+		if n := index() - started; n == 0 || n > 25 { // the log has other entries, too
+			t.Errorf("50 uses led to %d entries of the log", n)
+		}
 		if got := last(idle.ID); got != 0 {
 			t.Errorf("a key that was never used was last used at %s", got)
 		}

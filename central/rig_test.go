@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -284,7 +285,7 @@ func (p peersOf) RoundTrip(req *http.Request) (*http.Response, error) {
 	if to == nil || !p.rig.network.Connected(p.from, to.name) {
 		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("connection refused")}
 	}
-	if req.URL.Path != statusPath {
+	if !strings.HasPrefix(req.URL.Path, "/peer/") {
 		p.rig.mu.Lock()
 		p.rig.passed[p.from]++
 		p.rig.mu.Unlock()

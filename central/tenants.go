@@ -14,7 +14,7 @@ import (
 const keyPrefix = "fvx_"
 
 func wireTenant(t *fsm.Tenant) api.Tenant {
-	return api.Tenant{Name: t.Name, Quota: t.Quota, DefaultTTLSeconds: t.DefaultTTL, MaxTTLSeconds: t.MaxTTL, CreatedAt: t.CreatedAt, Version: t.Version}
+	return api.Tenant{Name: t.Name, Quota: t.Quota, DefaultTTLSeconds: t.DefaultTTL, MaxTTLSeconds: t.MaxTTL, Policy: t.Policy, CreatedAt: t.CreatedAt, Version: t.Version}
 }
 
 func wireKey(k *fsm.Key) api.Key {
@@ -79,12 +79,17 @@ func (q *request) patchTenant() error {
 	if err != nil {
 		return err
 	}
+	q.wakePools() // what its pools waited for may have changed
 	t := result.Value.(*fsm.Tenant)
 	return q.sendVersioned(http.StatusOK, t.Version, wireTenant(t))
 }
 
 func (q *request) deleteTenant() error {
-	if _, err := q.propose(fsm.KindDeleteTenant, nil, fsm.DeleteTenant{Name: q.name("name")}); err != nil {
+	version, err := q.ifMatch()
+	if err != nil {
+		return err
+	}
+	if _, err := q.propose(fsm.KindDeleteTenant, nil, fsm.DeleteTenant{Name: q.name("name"), IfMatch: version}); err != nil {
 		return err
 	}
 	return q.noContent()

@@ -180,23 +180,27 @@ type CreatePool struct {
 	Request api.PoolRequest `json:"request"`
 }
 
-// PatchPool changes a pool and makes it try again at once.
+// PatchPool changes a pool and makes it try again at once. Tenant must be the pool's; empty for the operator.
 type PatchPool struct {
 	Name    string        `json:"name"`
+	Tenant  string        `json:"tenant,omitempty"`
 	Patch   api.PoolPatch `json:"patch"`
 	IfMatch uint64        `json:"if_match,omitempty"`
 }
 
-// DeletePool removes a pool and its spares; taken VMs stay.
+// DeletePool removes a pool and its spares; taken VMs stay. Tenant must be the pool's; empty for the operator.
 type DeletePool struct {
 	Name    string `json:"name"`
+	Tenant  string `json:"tenant,omitempty"`
 	IfMatch uint64 `json:"if_match,omitempty"`
 }
 
-// RollPool moves a pool to another image; its spares are replaced by and by.
+// RollPool moves a pool to another image; its spares are replaced by and by. Tenant must be the pool's; empty for the
+// operator.
 type RollPool struct {
-	Name string          `json:"name"`
-	Roll api.RollRequest `json:"roll"`
+	Name   string          `json:"name"`
+	Tenant string          `json:"tenant,omitempty"`
+	Roll   api.RollRequest `json:"roll"`
 }
 
 // FillPool places spares, or records why none can be placed.
@@ -315,7 +319,8 @@ type PatchTenant struct {
 
 // DeleteTenant removes a tenant that holds nothing, and its keys.
 type DeleteTenant struct {
-	Name string `json:"name"`
+	Name    string `json:"name"`
+	IfMatch uint64 `json:"if_match,omitempty"`
 }
 
 // CreateKey adds an API key by its hash.
@@ -348,7 +353,8 @@ type PatchPolicy struct {
 
 // PutPrices replaces what later stretches are charged.
 type PutPrices struct {
-	Prices api.Prices `json:"prices"`
+	Prices  api.Prices `json:"prices"`
+	IfMatch uint64     `json:"if_match,omitempty"`
 }
 
 // CreateLease gives hosts to a tenant: the first Count candidates that are free.

@@ -373,6 +373,7 @@ func (t *tx) failHandOver(c FailHandOver) (any, error) {
 		spare.Tenant = p.Tenant
 		t.amend(pool, have.ClaimedAt, func(s *ClaimStat) { s.Claims = max(s.Claims-1, 0) })
 	}
+	spare.Warm = spare.Tenant == "" // a shared pool's spare is its cost again, until it is gone
 	spare.Scope, spare.Key = "", ""
 	t.endedAt = have.ClaimedAt // whoever claimed it never had it, and pays nothing
 	spare.end(t.index, "its node could not hand it over: "+c.Refusal)

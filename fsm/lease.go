@@ -10,6 +10,9 @@ import (
 // scrubLimitMS is how long a scrub may take; then it has failed, and the host stays with its lease.
 const scrubLimitMS = 30 * 60 * 1000
 
+// shortestLeaseMS is how long a lease lasts at least where policy says nothing.
+const shortestLeaseMS = 1000
+
 // actorLease is who acts when a lease's time has come.
 const actorLease = "lease"
 
@@ -45,9 +48,6 @@ func ofOthers(vm *VM, tenant string) bool {
 	return vm.Tenant != tenant && !(vm.Warm && vm.Tenant == "")
 }
 
-// inTheWay says whether nobody has asked yet for the end of what keeps a host from being the tenant's alone.
-func inTheWay(vm *VM, tenant string) bool { return vm.Live() && ofOthers(vm, tenant) }
-
 // LeaseFit says why a host cannot be leased to the tenant now; empty when it can.
 func (v View) LeaseFit(n *Node, tenant string, drain bool) string {
 	switch {
@@ -65,8 +65,8 @@ func (v View) LeaseFit(n *Node, tenant string, drain bool) string {
 		return ""
 	}
 	for vm := range v.VMsOn(n.Name) {
-		if inTheWay(vm, tenant) {
-			return api.WhyMemory // it is in use by others
+		if ofOthers(vm, tenant) {
+			return api.WhyMemory // it is in use by others, if only until its node has confirmed their end
 		}
 	}
 	return ""
@@ -84,16 +84,22 @@ func (t *tx) createLease(c CreateLease) (any, error) {
 	if err := t.mayHold(c.Tenant, api.Holding{Leases: 1}); err != nil {
 		return nil, err
 	}
-	l := &Lease{ID: c.ID, Tenant: c.Tenant, State: api.LeaseActive, AutoRenew: c.AutoRenew, LengthMS: c.DurationMS, EndsAt: c.EndsAt, CreatedAt: t.now}
+	l := &Lease{ID: c.ID, Tenant: c.Tenant, State: api.LeaseActive, AutoRenew: c.AutoRenew, LengthMS: c.DurationMS, Until: c.DurationMS == 0, CreatedAt: t.now}
 	minimum, err := t.chooseHosts(l, c)
 	if err != nil {
 		return nil, err
 	}
-	if l.LengthMS == 0 {
-		l.LengthMS = int64(c.EndsAt - t.now)
+	field := "duration"
+	if l.Until {
+		field, l.LengthMS = "ends_at", int64(c.EndsAt-t.now)
 	}
-	if l.LengthMS < max(minimum, 1000) {
-		return nil, api.Invalid("duration", "a lease of these hosts lasts at least %d h; give a longer duration or a later ends_at", max(1, minimum/hourMS))
+	switch {
+	case minimum > 0 && l.LengthMS < minimum:
+		return nil, api.Invalid(field, "a lease of these hosts lasts at least %d h; give a longer duration or a later ends_at", minimum/hourMS)
+	case l.LengthMS < shortestLeaseMS:
+		return nil, api.Invalid(field, "a lease lasts at least a second; give a longer duration or a later ends_at")
+	case l.LengthMS > api.MaxLease.Milliseconds():
+		return nil, api.Invalid(field, "a lease lasts at most %d days; give a shorter duration or an earlier ends_at, and auto_renew if it is to go on", api.MaxLeaseDays)
 	}
 	l.EarliestEnd = api.Time(minimum) // from its start; see start
 	l.EndsAt = t.now + api.Time(l.LengthMS)
@@ -126,7 +132,7 @@ func (t *tx) chooseHosts(l *Lease, c CreateLease) (minimum int64, err error) {
 			continue
 		}
 		if n.Mac {
-			minimum = t.Policy().MinLeaseHours * hourMS
+			minimum = t.PolicyOf(c.Tenant).MinLeaseHours * hourMS
 		}
 		if l.Nodes = append(l.Nodes, name); len(l.Nodes) == max(c.Count, 1) {
 			return minimum, nil
@@ -161,8 +167,16 @@ func (t *tx) putLease(l *Lease) {
 	t.event(EventLease, action, l.Tenant, l)
 }
 
-// start makes a lease active from now on: its term, its minimum and its bill begin.
+// CannotBegin says that a pending lease whose end was named has no room left for its minimum term before that.
+func (l *Lease) CannotBegin(now api.Time) bool {
+	return l.State == api.LeasePending && l.Until && l.EndsAt-now < max(l.EarliestEnd, shortestLeaseMS)
+}
+
+// start makes a lease active from now on: its term, its minimum and its bill begin. An end that was named stays.
 func (t *tx) start(l *Lease) {
+	if l.Until {
+		l.LengthMS = int64(l.EndsAt - t.now)
+	}
 	l.State, l.Reason = api.LeaseActive, ""
 	l.StartsAt, l.EndsAt, l.EarliestEnd = t.now, t.now+api.Time(l.LengthMS), t.now+l.EarliestEnd
 	t.putLease(l)
@@ -190,6 +204,9 @@ func (t *tx) patchLease(c PatchLease) (any, error) {
 		if p.V < max(have.EarliestEnd, t.now) {
 			return nil, api.Invalid("ends_at", "ends_at must not be before %s, the end of its minimum term, or now", max(have.EarliestEnd, t.now))
 		}
+		if p.V > t.now.Add(api.MaxLease) {
+			return nil, api.Invalid("ends_at", "ends_at must be within %d days from now; give an earlier one, and auto_renew if the lease is to go on", api.MaxLeaseDays)
+		}
 		row.EndsAt, row.EndAsked, row.Reason = p.V, false, ""
 	}
 	if p := c.Patch.AutoRenew; p.Set {
@@ -208,13 +225,8 @@ func (t *tx) endLease(c EndLease) (any, error) {
 	}
 	row := *have
 	switch have.State {
-	case api.LeasePending: // nothing of the tenant ran under it
-		for _, name := range row.Nodes {
-			t.freeHost(&row, name)
-		}
-		row.State, row.Reason = api.LeaseEnded, "ended before it began"
-		row.EndsAt, row.EarliestEnd = t.now, 0
-		t.putLease(&row)
+	case api.LeasePending:
+		t.drop(&row, "ended before it began")
 	case api.LeaseActive:
 		row.EndAsked, row.AutoRenew = true, false
 		if row.EndsAt = max(t.now, row.EarliestEnd); row.EndsAt > t.now {
@@ -228,6 +240,16 @@ func (t *tx) endLease(c EndLease) (any, error) {
 	}
 	t.log(t.env.Actor, "DELETE /fleet/leases/{id}", row.ID, row.Tenant, "ok", "ends_at", row.EndsAt.String())
 	return &row, nil
+}
+
+// drop ends a lease that never began: nothing of its tenant ran under it.
+func (t *tx) drop(l *Lease, reason string) {
+	for _, name := range l.Nodes {
+		t.freeHost(l, name)
+	}
+	l.State, l.Reason = api.LeaseEnded, reason
+	l.EndsAt, l.EarliestEnd = t.now, 0
+	t.putLease(l)
 }
 
 // beginEnd stops the bill, at the time the lease was to end however late that is noticed, and asks for the end of everything on the hosts.
@@ -273,6 +295,11 @@ func (t *tx) advanceLease(c AdvanceLease) (any, error) {
 	row := *have
 	switch row.State {
 	case api.LeasePending:
+		if row.CannotBegin(t.now) {
+			t.drop(&row, "others' VMs were on its hosts for so long that its minimum term no longer fits before its ends_at; lease again with a later one")
+			t.log(actorLease, "start", row.ID, row.Tenant, "failed", "reason", row.Reason)
+			break
+		}
 		t.drainFor(&row)
 		if len(t.Blockers(&row)) == 0 {
 			t.start(&row)
@@ -302,7 +329,7 @@ func (t *tx) drainFor(l *Lease) {
 	var rows []*VM
 	for _, name := range l.Nodes {
 		for vm := range t.VMsOn(name) {
-			if inTheWay(vm, l.Tenant) && vm.Ephemeral() {
+			if vm.Live() && vm.Ephemeral() && ofOthers(vm, l.Tenant) {
 				rows = append(rows, vm)
 			}
 		}

@@ -128,9 +128,15 @@ func TestLeaseLastsAtLeastADayOnMacsAsPolicySays(t *testing.T) {
 		"too short for a Mac among 2": {Candidates: []string{"n1", "m1"}, Count: 2, DurationMS: hourMS},
 		"until too soon":              {Candidates: []string{"m1"}, EndsAt: f.now + 23*hourMS},
 		"until the past":              {Candidates: []string{"n1"}, EndsAt: f.now - 1},
+		"until far too late":          {Candidates: []string{"n1"}, EndsAt: f.now + 1098*24*hourMS + 60_000},
+		"far too long":                {Candidates: []string{"n1"}, DurationMS: 1098*24*hourMS + 1},
 		"less than a second":          {Candidates: []string{"n1"}, DurationMS: 999},
 	} {
-		if r := lease("l", c); r.Err == nil || r.Err.Code != api.CodeInvalid || r.Err.Field != "duration" {
+		field := "duration"
+		if strings.HasPrefix(what, "until") {
+			field = "ends_at"
+		}
+		if r := lease("l", c); r.Err == nil || r.Err.Code != api.CodeInvalid || r.Err.Field != field {
 			t.Errorf("%s: got %+v", what, r)
 		}
 	}
@@ -518,4 +524,63 @@ func TestLeaseOutlivesTheRestoreOfASnapshot(t *testing.T) {
 	if l := f.scrubbed("l", "n1", order, ""); l.State != api.LeaseScrubbing || f.view().Node("n1").Lease != "" || f.view().Node("n2").Lease != "l" {
 		t.Errorf("got %+v", l)
 	}
+}
+
+func TestALeaseUntilANamedTimeEndsThenHoweverLongItWaited(t *testing.T) {
+	waiting := func() *fleet {
+		f := leaseFleet(t)
+		f.launched("x", "", Launch{Tenant: "beta", Name: "x", Image: "img"}, "m1")
+		f.do(KindCreateLease, CreateLease{ID: "l", Tenant: "acme", Candidates: []string{"m1"}, EndsAt: f.now + 30*hourMS, Drain: true})
+		return f
+	}
+	f := waiting()
+	until := f.lease("l").EndsAt
+	f.pass(5 * hourMS)
+	f.do(KindDeleteVMs, DeleteVMs{IDs: []string{"x"}})
+	f.gone("x", 0)
+	l := f.advance("l", api.LeaseActive)
+	if l.EndsAt != until || l.EarliestEnd != l.StartsAt+24*hourMS || l.LengthMS != int64(until-l.StartsAt) {
+		t.Errorf("got %+v, want it to end at %s", l, until)
+	}
+	f = waiting()
+	f.pass(6*hourMS - 30)
+	f.advance("l", api.LeasePending)
+	f.pass(30)
+	l = f.advance("l", api.LeaseEnded)
+	if l.Reason == "" || f.view().Node("m1").Lease != "" || f.activities(actorLease, "start", "failed") != 1 || f.view().Holding("acme").Leases != 0 {
+		t.Errorf("got %+v, want it given up, with the reason, once its minimum term no longer fits", l)
+	}
+	if rows := f.stretches("", "l"); rows != nil {
+		t.Errorf("got %+v, want no bill for a lease that never began", rows)
+	}
+	if !f.vm("x").Live() {
+		t.Error("a lease that was given up ended another's VM")
+	}
+}
+
+func TestALeaseIsNotActiveWhileAnothersVMIsStillThere(t *testing.T) {
+	f := leaseFleet(t)
+	f.launched("x", "", Launch{Tenant: "beta", Name: "x", Image: "img"}, "n1")
+	f.report("x", api.StateRunning)
+	f.do(KindDeleteVMs, DeleteVMs{IDs: []string{"x"}})
+	c := CreateLease{ID: "l", Tenant: "acme", Candidates: []string{"n1"}, DurationMS: hourMS}
+	f.refused(api.CodeNoCapacity, "", KindCreateLease, c) // its node has not confirmed the end
+	drained := c
+	drained.ID, drained.Drain = "d", true
+	if l := f.do(KindCreateLease, drained).Value.(*Lease); l.State != api.LeasePending {
+		t.Errorf("got %+v, want it to wait", l)
+	}
+	f.do(KindEndLease, EndLease{ID: "d"})
+	f.gone("x", 0)
+	if l := f.do(KindCreateLease, c).Value.(*Lease); l.State != api.LeaseActive {
+		t.Errorf("got %+v, want it active", l)
+	}
+}
+
+func TestTheEndOfALeaseHasABound(t *testing.T) {
+	f := leaseFleet(t)
+	f.leased("l", "acme", "n1")
+	far := f.now + 1098*24*hourMS
+	f.refused(api.CodeInvalid, "ends_at", KindPatchLease, PatchLease{ID: "l", Patch: api.LeasePatch{EndsAt: api.Some(far + 60_000)}})
+	f.do(KindPatchLease, PatchLease{ID: "l", Patch: api.LeasePatch{EndsAt: api.Some(far)}})
 }

@@ -76,13 +76,14 @@ func (t *tx) account(old, row *VM) {
 		}
 		return
 	}
-	if open != nil {
-		t.closeStretch(open, t.closingAt(), endReason(old, row))
+	start := t.now
+	if open != nil { // the next begins where it ends, also where that was before now
+		start = t.closeStretch(open, t.closingAt(), endReason(old, row))
 	}
 	if is == (bill{}) {
 		return
 	}
-	t.open(&LedgerRow{Tenant: is.tenant, Kind: is.kind, VMID: id, Name: row.Name, Node: is.node, Pool: row.Pool, GuestOS: row.GuestOS,
+	t.openAt(start, &LedgerRow{Tenant: is.tenant, Kind: is.kind, VMID: id, Name: row.Name, Node: is.node, Pool: row.Pool, GuestOS: row.GuestOS,
 		VCPUs: is.vcpus, MemoryMiB: is.memoryMiB, Rate: t.rateOf(is, row.GuestOS)})
 }
 
@@ -100,6 +101,8 @@ func endReason(old, row *VM) string {
 		return or(old.Reason, "deleted")
 	case old.Warm && !row.Warm:
 		return "claimed"
+	case row.Warm && !old.Warm:
+		return "not handed over"
 	case row.isDown():
 		return or(row.Reason, string(row.State))
 	case old.Node != row.Node:
@@ -111,18 +114,21 @@ func endReason(old, row *VM) string {
 }
 
 // open begins a stretch now.
-func (t *tx) open(row *LedgerRow) {
+func (t *tx) open(row *LedgerRow) { t.openAt(t.now, row) }
+
+func (t *tx) openAt(at api.Time, row *LedgerRow) {
 	t.meta.LedgerSeq++
-	row.Seq, row.StartedAt = t.meta.LedgerSeq, t.now
+	row.Seq, row.StartedAt = t.meta.LedgerSeq, at
 	t.insert(tableLedger, row)
 }
 
-// closeStretch ends a stretch and settles what it costs.
-func (t *tx) closeStretch(open *LedgerRow, at api.Time, reason string) {
+// closeStretch ends a stretch, settles what it costs, and gives its end.
+func (t *tx) closeStretch(open *LedgerRow, at api.Time, reason string) api.Time {
 	row := *open
 	row.EndedAt, row.EndReason = max(at, open.StartedAt), reason
 	row.Amount = row.cost(row.EndedAt)
 	t.insert(tableLedger, &row)
+	return row.EndedAt
 }
 
 // cost is what the stretch costs up to a time, rounded down once.
@@ -208,6 +214,9 @@ func hasLabel(n *Node, term string) bool {
 
 // putPrices replaces what is charged. Stretches that are open keep their rates. Its value is the *Prices.
 func (t *tx) putPrices(c PutPrices) (any, error) {
+	if err := checkVersion("price list", t.Prices().Version, c.IfMatch); err != nil {
+		return nil, err
+	}
 	row := &Prices{c.Prices}
 	row.Version = t.index
 	t.insert(tablePrices, row)

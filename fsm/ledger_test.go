@@ -332,10 +332,20 @@ func TestFailedHandOverCostsTheClaimerNothing(t *testing.T) {
 		f.pass(60_000)
 		meanwhile(f)
 		f.do(KindFailHandOver, FailHandOver{ID: "s", NewID: "new", Candidates: []string{"n2"}})
-		for _, row := range f.stretches("s", "") {
+		rows := f.stretches("s", "")
+		for i, row := range rows {
 			if row.Tenant == "acme" && (row.Amount != 0 || row.EndedAt != row.StartedAt) {
 				t.Errorf("%s: got %+v", what, row)
 			}
+			if i > 0 && row.StartedAt != rows[i-1].EndedAt {
+				t.Errorf("%s: got %+v after %+v, want no gap", what, row, rows[i-1])
+			}
+			if row.Tenant == "" && row.Kind != api.LedgerPool {
+				t.Errorf("%s: got %+v, want what nobody got to be a cost of its pool", what, row)
+			}
+		}
+		if what == "at once" && (len(rows) != 3 || rows[1].EndReason != "not handed over" || rows[2].EndedAt != 0) {
+			t.Errorf("%s: got %+v, want the pool to pay until the spare is gone", what, rows)
 		}
 		if got := f.bills("new"); got != nil {
 			t.Errorf("%s: got %+v for a VM that boots", what, got)
@@ -345,6 +355,50 @@ func TestFailedHandOverCostsTheClaimerNothing(t *testing.T) {
 		if row := f.stretch("new"); row.Tenant != "acme" || row.StartedAt != f.now {
 			t.Errorf("%s: got %+v, want the new VM billed from its start", what, row)
 		}
+	}
+}
+
+func TestTheOperatorsOwnFailedClaimIsAPoolCostToo(t *testing.T) {
+	f := billedFleet(t)
+	f.pool("p", "", "img", 1)
+	f.ready("p", "n1", "s")
+	f.launched("x", "", Launch{Name: "build", Pool: "p"})
+	f.pass(60_000)
+	f.do(KindFailHandOver, FailHandOver{ID: "s", NewID: "new", Candidates: []string{"n2"}})
+	f.gone("s", 0)
+	if diff := cmp.Diff([]bills{{api.LedgerPool, "", 10}, {api.LedgerVM, "", 0}, {api.LedgerPool, "", 60_030}}, f.bills("s")); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// No route changes a VM's size; should one come, the ledger is ready for it.
+func TestAnotherSizeIsAnotherStretchFromTheSameInstant(t *testing.T) {
+	f := billedFleet(t)
+	f.runs("x")
+	f.prices(api.Prices{VM: []api.VMPrice{{VCPUHourMicros: 2 * hourMS}}}) // holds for what begins later
+	start, g := f.stretch("x").StartedAt, f.state.now.Load()
+	f.pass(5_000)
+	txn := g.db.Txn(true)
+	resized := &tx{View: View{txn: txn, abandon: g.abandon}, index: f.index + 1, now: f.now, meta: f.view().Meta()}
+	row := *f.vm("x")
+	row.VCPUs, row.MemoryMiB = 3, 512
+	resized.putVM(f.vm("x"), &row)
+	resized.insert(tableMeta, &resized.meta)
+	txn.Commit()
+	if err := f.view().Check(); err != nil {
+		t.Fatal(err)
+	}
+	at := f.now
+	f.pass(1_000)
+	f.gone("x", 0)
+	want := []LedgerRow{
+		{Seq: 1, Tenant: "acme", Kind: api.LedgerVM, VMID: "x", Name: "x", Node: "n1", GuestOS: api.GuestLinux, VCPUs: 1, MemoryMiB: 256,
+			StartedAt: start, EndedAt: at, EndReason: "resized", Rate: api.Rate{VCPUHourMicros: hourMS}, Amount: int64(at - start)},
+		{Seq: 2, Tenant: "acme", Kind: api.LedgerVM, VMID: "x", Name: "x", Node: "n1", GuestOS: api.GuestLinux, VCPUs: 3, MemoryMiB: 512,
+			StartedAt: at, EndedAt: f.now, EndReason: "deleted", Rate: api.Rate{VCPUHourMicros: 2 * hourMS}, Amount: 6 * int64(f.now-at)},
+	}
+	if diff := cmp.Diff(want, f.stretches("x", "")); diff != "" {
+		t.Errorf("the rows (-want +got):\n%s", diff)
 	}
 }
 

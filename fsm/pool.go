@@ -113,11 +113,19 @@ func (t *tx) putPool(row *Pool, shows bool) {
 	}
 }
 
+// poolOf finds the pool that a change is about. A name can be another tenant's since its caller was let in.
+func (t *tx) poolOf(tenant, name string) (*Pool, error) {
+	if p := t.Pool(name); p != nil && (tenant == "" || p.Tenant == tenant) {
+		return p, nil
+	}
+	return nil, notFound("pool", name)
+}
+
 // patchPool changes what is kept ready and where. Its value is the *Pool.
 func (t *tx) patchPool(c PatchPool) (any, error) {
-	have := t.Pool(c.Name)
-	if have == nil {
-		return nil, notFound("pool", c.Name)
+	have, err := t.poolOf(c.Tenant, c.Name)
+	if err != nil {
+		return nil, err
 	}
 	if err := checkVersion("pool", have.Version, c.IfMatch); err != nil {
 		return nil, err
@@ -159,9 +167,9 @@ func (p *Pool) tryAgain() {
 // deletePool removes the pool and asks for the end of its spares. A taken VM only forgets where it came from when
 // it goes; it keeps running.
 func (t *tx) deletePool(c DeletePool) (any, error) {
-	have := t.Pool(c.Name)
-	if have == nil {
-		return nil, notFound("pool", c.Name)
+	have, err := t.poolOf(c.Tenant, c.Name)
+	if err != nil {
+		return nil, err
 	}
 	if err := checkVersion("pool", have.Version, c.IfMatch); err != nil {
 		return nil, err
@@ -195,9 +203,9 @@ func (t *tx) spares(pool string) (out []*VM) {
 
 // rollPool moves the pool to another image. Its value is the *Pool.
 func (t *tx) rollPool(c RollPool) (any, error) {
-	have := t.Pool(c.Name)
-	if have == nil {
-		return nil, notFound("pool", c.Name)
+	have, err := t.poolOf(c.Tenant, c.Name)
+	if err != nil {
+		return nil, err
 	}
 	image := find[Image](t.View, tableImage, "id", c.Roll.Image)
 	switch {

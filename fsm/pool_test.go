@@ -347,3 +347,26 @@ func TestClaims24hCountsTheLastDayAndTimesWhatWasConfirmed(t *testing.T) {
 	f.pass(48 * 3_600_000)
 	want(0, 0, 0)
 }
+
+// The name was another tenant's when the request was let in.
+func TestAPoolIsChangedByTheOneItBelongsToWhenTheChangeCommits(t *testing.T) {
+	f := newFleet(t)
+	f.image("img")
+	f.image("img-2")
+	f.tenant("acme", "beta")
+	f.pool("ci", "acme", "img", 0)
+	f.do(KindDeletePool, DeletePool{Name: "ci", Tenant: "acme"})
+	f.pool("ci", "beta", "img", 0)
+	had := f.view().Pool("ci")
+	f.refused(api.CodeNotFound, "", KindPatchPool, PatchPool{Name: "ci", Tenant: "acme", Patch: api.PoolPatch{MinReady: api.Some(3)}})
+	f.refused(api.CodeNotFound, "", KindRollPool, RollPool{Name: "ci", Tenant: "acme", Roll: api.RollRequest{Image: "img-2"}})
+	f.refused(api.CodeNotFound, "", KindDeletePool, DeletePool{Name: "ci", Tenant: "acme"})
+	if f.view().Pool("ci") != had {
+		t.Errorf("got %+v", f.view().Pool("ci"))
+	}
+	for _, tenant := range []string{"beta", ""} {
+		f.do(KindPatchPool, PatchPool{Name: "ci", Tenant: tenant, Patch: api.PoolPatch{MinReady: api.Some(1)}})
+		f.do(KindRollPool, RollPool{Name: "ci", Tenant: tenant, Roll: api.RollRequest{Image: "img-2"}})
+	}
+	f.do(KindDeletePool, DeletePool{Name: "ci", Tenant: "beta"})
+}

@@ -220,7 +220,7 @@ func (m *model) createPool(*rapid.T) {
 }
 
 func (m *model) patchPool(*rapid.T) {
-	c := PatchPool{Name: m.pick(modelPools, "pool")}
+	c := PatchPool{Name: m.pick(modelPools, "pool"), Tenant: m.pick(modelTenants, "by")}
 	if m.chance(2, "min_ready given") {
 		c.Patch.MinReady = api.Some(rapid.IntRange(0, 3).Draw(m.r, "min_ready"))
 	}
@@ -235,8 +235,22 @@ func (m *model) patchPool(*rapid.T) {
 	if m.chance(5, "a version of the past") {
 		c.IfMatch = 1
 	}
-	if _, r := m.send(KindPatchPool, c); r.Err == nil && m.f.view().Pool(c.Name).BackoffUntil != 0 {
+	before, r := m.send(KindPatchPool, c)
+	m.byItsOwner(before, r, c.Tenant, c.Name)
+	if r.Err == nil && m.f.view().Pool(c.Name).BackoffUntil != 0 {
 		m.r.Fatalf("pool %s still backs off after a change", c.Name)
+	}
+}
+
+// byItsOwner holds a change of a pool to having come from the operator or from whose it is; to others it is not there.
+func (m *model) byItsOwner(before View, r Result, by, name string) {
+	p := before.Pool(name)
+	if p == nil || by == "" || p.Tenant == by {
+		return
+	}
+	m.saw("pool of another")
+	if r.Err == nil || r.Err.Code != api.CodeNotFound {
+		m.r.Fatalf("got %+v for a change of pool %s, which is %q's, by %s", r, name, p.Tenant, by)
 	}
 }
 
@@ -245,7 +259,9 @@ func (m *model) deletePool(*rapid.T) {
 		m.skip()
 	}
 	name := m.pick(append(modelPools, "s", "t", "u"), "pool")
-	before, r := m.send(KindDeletePool, DeletePool{Name: name})
+	c := DeletePool{Name: name, Tenant: m.pick(modelTenants, "by")}
+	before, r := m.send(KindDeletePool, c)
+	m.byItsOwner(before, r, c.Tenant, name)
 	if r.Err != nil {
 		return
 	}
@@ -263,11 +279,12 @@ func (m *model) deletePool(*rapid.T) {
 }
 
 func (m *model) rollPool(*rapid.T) {
-	c := RollPool{Name: m.pick(modelPools, "pool"), Roll: api.RollRequest{Image: m.pick([]string{"img-2", "mac-2", "img", "mac"}, "image"), StaleUse: m.pick([]string{"", "allow", "never"}, "stale")}}
-	_, r, op, applied := m.keyed(KindRollPool, "", c, c)
+	c := RollPool{Name: m.pick(modelPools, "pool"), Tenant: m.pick(modelTenants, "by"), Roll: api.RollRequest{Image: m.pick([]string{"img-2", "mac-2", "img", "mac"}, "image"), StaleUse: m.pick([]string{"", "allow", "never"}, "stale")}}
+	before, r, op, applied := m.keyed(KindRollPool, "", c, c)
 	if !applied {
 		return
 	}
+	m.byItsOwner(before, r, c.Tenant, c.Name)
 	m.kept(r, KindRollPool, op, c, c.Name)
 	if r.Err == nil {
 		m.saw("roll")
@@ -342,7 +359,7 @@ func (m *model) placed(before View, v *VM) {
 	for l := range before.AllLeases("") {
 		own = own || l.State == api.LeaseActive && l.Tenant == v.Tenant && slices.Contains(l.Nodes, v.Node)
 	}
-	switch needs := v.Tenant != "" && (v.Warm || v.GuestOS == api.GuestMacOS && before.Policy().RequireLeaseForMacOS); {
+	switch needs := v.Tenant != "" && (v.Warm || v.GuestOS == api.GuestMacOS && policyFor(before, v.Tenant).RequireLeaseForMacOS); {
 	case needs && !own:
 		m.r.Fatalf("VM %+v was placed on a host that its tenant does not lease", v)
 	case m.held[v.Node] != "" && !own:

@@ -19,6 +19,9 @@ type ordered struct {
 	failed bool
 }
 
+// longestLease is three years in ms.
+const longestLease = 3 * 366 * 24 * hourMS
+
 // foreign says that a VM is another's than the tenant's, and no idle spare of a shared pool.
 func foreign(vm *VM, tenant string) bool { return vm.Tenant != tenant && (!vm.Warm || vm.Tenant != "") }
 
@@ -29,7 +32,7 @@ func (m *model) leasable(v View, node, tenant string, drain bool) bool {
 		return false
 	}
 	for vm := range v.VMs("") {
-		if vm.Node == node && vm.State != api.StateDeleting && !drain && foreign(vm, tenant) {
+		if vm.Node == node && !drain && foreign(vm, tenant) {
 			return false
 		}
 	}
@@ -41,7 +44,7 @@ func (m *model) createLease(*rapid.T) {
 }
 
 func (m *model) lease(tenant string, candidates []string, count int, drain bool) {
-	length := rapid.SampledFrom([]int64{60_000, hourMS, 25 * hourMS, 48 * hourMS, 24 * hourMS, 500, -5}).Draw(m.r, "length")
+	length := rapid.SampledFrom([]int64{60_000, hourMS, 25 * hourMS, 48 * hourMS, 24 * hourMS, 500, -5, longestLease, longestLease + 1}).Draw(m.r, "length")
 	c := CreateLease{ID: m.next("lease"), Tenant: tenant, Candidates: candidates, Count: count, AutoRenew: m.chance(4, "auto-renew"), Drain: drain, Reasons: map[string]int{api.WhyLabel: 1}}
 	if m.chance(3, "until") {
 		c.EndsAt = m.f.view().Meta().Now + api.Time(length)
@@ -61,7 +64,7 @@ func (m *model) leased(before View, r Result, op *Op, c CreateLease) {
 		if len(hosts) < max(c.Count, 1) && m.leasable(before, name, c.Tenant, c.Drain) && !slices.Contains(hosts, name) {
 			hosts = append(hosts, name)
 			if before.Node(name).Mac {
-				shortest = max(shortest, before.Policy().MinLeaseHours*hourMS)
+				shortest = max(shortest, policyFor(before, c.Tenant).MinLeaseHours*hourMS)
 			}
 		}
 	}
@@ -80,7 +83,7 @@ func (m *model) leased(before View, r Result, op *Op, c CreateLease) {
 		want = api.CodeQuotaExceeded
 	case len(hosts) < max(c.Count, 1):
 		want = api.CodeNoCapacity
-	case length < shortest:
+	case length < shortest || length > longestLease:
 		want = api.CodeInvalid
 	}
 	if r.Err != nil {
@@ -132,7 +135,7 @@ func (m *model) patchLease(*rapid.T) {
 	c := PatchLease{ID: l.ID}
 	now := max(m.f.view().Meta().Now, m.f.now+10)
 	if m.chance(2, "ends_at") {
-		c.Patch.EndsAt = api.Some(rapid.SampledFrom([]api.Time{l.EarliestEnd, l.EarliestEnd - 1, now, now - 1, now + hourMS, l.EndsAt + hourMS}).Draw(m.r, "ends at"))
+		c.Patch.EndsAt = api.Some(rapid.SampledFrom([]api.Time{l.EarliestEnd, l.EarliestEnd - 1, now, now - 1, now + hourMS, l.EndsAt + hourMS, now + longestLease, now + longestLease + 1}).Draw(m.r, "ends at"))
 	}
 	if m.chance(3, "auto_renew") {
 		c.Patch.AutoRenew = api.Some(m.chance(2, "on"))
@@ -142,7 +145,8 @@ func (m *model) patchLease(*rapid.T) {
 	}
 	_, r := m.send(KindPatchLease, c)
 	tooEarly := c.Patch.EndsAt.Set && c.Patch.EndsAt.V < max(l.EarliestEnd, now)
-	if want := c.IfMatch == 0 && l.State == api.LeaseActive && !tooEarly; want != (r.Err == nil) {
+	tooLate := c.Patch.EndsAt.Set && c.Patch.EndsAt.V > now+longestLease
+	if want := c.IfMatch == 0 && l.State == api.LeaseActive && !tooEarly && !tooLate; want != (r.Err == nil) {
 		m.r.Fatalf("got %+v for patch %+v of %+v", r, c, l)
 	}
 	if is := m.f.view().Lease(l.ID); r.Err == nil && (is.EarliestEnd != l.EarliestEnd || c.Patch.EndsAt.Set && (is.EndsAt != c.Patch.EndsAt.V || is.EndAsked)) {
@@ -206,6 +210,12 @@ func (m *model) advance(*rapid.T) {
 	})
 	want := l.State
 	switch {
+	case l.State == api.LeasePending && l.Until && l.EndsAt-now < max(l.EarliestEnd, 1000):
+		want = api.LeaseEnded
+		m.saw("too late to begin")
+		for _, name := range l.Nodes {
+			delete(m.held, name)
+		}
 	case l.State == api.LeasePending && foreigners == 0:
 		want = api.LeaseActive
 		m.saw("started late")
@@ -373,6 +383,8 @@ func (m *model) auditLeases(before, after View) {
 			m.r.Fatalf("lease %+v became %+v", was, l)
 		case from == api.LeaseActive && l.State == api.LeaseEnding && (now < was.EarliestEnd || now < l.EndsAt):
 			m.r.Fatalf("lease %+v ended early, at %s: %+v", was, now, l)
+		case l.State == api.LeaseActive && from == api.LeasePending && l.Until && l.EndsAt != was.EndsAt:
+			m.r.Fatalf("lease %+v was to end at a named time, and began as %+v", was, l)
 		case l.State == api.LeaseActive && from != l.State && (l.StartsAt != now || l.EndsAt != now+api.Time(l.LengthMS)):
 			m.r.Fatalf("lease %+v began at %s", l, now)
 		}

@@ -49,10 +49,60 @@ func (m *model) optional(values ...int64) (o api.Optional[int64]) {
 	return o
 }
 
+// policyFor is the policy as it holds for a tenant, read field by field.
+func policyFor(v View, tenant string) api.Policy {
+	p := v.Policy()
+	t := v.Tenant(tenant)
+	if t == nil {
+		return p
+	}
+	if own := t.Policy.AllowSharedPoolClaims; own != nil {
+		p.AllowSharedPoolClaims = *own
+	}
+	if own := t.Policy.RequireLeaseForMacOS; own != nil {
+		p.RequireLeaseForMacOS = *own
+	}
+	if own := t.Policy.IsolateTenantNetworks; own != nil {
+		p.IsolateTenantNetworks = *own
+	}
+	if own := t.Policy.MinLeaseHours; own != nil {
+		p.MinLeaseHours = *own
+	}
+	return p
+}
+
+func (m *model) flag(what string) (o api.Optional[bool]) {
+	switch n := rapid.IntRange(0, 5).Draw(m.r, what); {
+	case n > 3:
+		o = api.Some(n == 5)
+	case n == 3:
+		o = api.Null[bool]()
+	}
+	return o
+}
+
+func (m *model) policyPatch() api.TenantPolicyPatch {
+	if !m.chance(3, "policy too") {
+		return api.TenantPolicyPatch{}
+	}
+	return api.TenantPolicyPatch{AllowSharedPoolClaims: m.flag("shared"), RequireLeaseForMacOS: m.flag("macOS"), IsolateTenantNetworks: m.flag("isolate"), MinLeaseHours: m.optional(0, 1, 30)}
+}
+
+// sameAs holds a field to its patch.
+func sameAs[V comparable](was, is *V, patch api.Optional[V]) bool {
+	switch {
+	case patch.Null:
+		return is == nil
+	case patch.Set:
+		return is != nil && *is == patch.V
+	}
+	return is == was
+}
+
 // patchTenant also lowers limits below what is held.
 func (m *model) patchTenant(*rapid.T) {
 	c := PatchTenant{Name: m.pick([]string{"acme", "acme", "beta", "gamma"}, "tenant"), Patch: api.TenantPatch{DefaultTTLSeconds: m.optional(600, 7200), MaxTTLSeconds: m.optional(600, 3600, 7200),
-		Quota: api.QuotaPatch{MaxVMs: m.optional(0, 1, 2, 4, 8), MaxVCPUs: m.optional(0, 4, 8, 20), MaxMemoryMiB: m.optional(0, 2048, 8192, 30_000), MaxMacOSGuests: m.optional(0, 1, 2, 4), MaxLeases: m.optional(0, 1, 2, 3), MaxPools: m.optional(0, 1, 2)}}}
+		Quota: api.QuotaPatch{MaxVMs: m.optional(0, 1, 2, 4, 8), MaxVCPUs: m.optional(0, 4, 8, 20), MaxMemoryMiB: m.optional(0, 2048, 8192, 30_000), MaxMacOSGuests: m.optional(0, 1, 2, 4), MaxLeases: m.optional(0, 1, 2, 3), MaxPools: m.optional(0, 1, 2)}, Policy: m.policyPatch()}}
 	if m.chance(5, "a version of the past") {
 		c.IfMatch = 1
 	}
@@ -75,6 +125,13 @@ func (m *model) patchTenant(*rapid.T) {
 	}
 	if digest(want) != digest(is.Quota) {
 		m.r.Fatalf("patch %+v of %s made %s, want %s", c, digest(was.Quota), digest(is.Quota), digest(want))
+	}
+	if p, a, b := c.Patch.Policy, was.Policy, is.Policy; !sameAs(a.AllowSharedPoolClaims, b.AllowSharedPoolClaims, p.AllowSharedPoolClaims) || !sameAs(a.RequireLeaseForMacOS, b.RequireLeaseForMacOS, p.RequireLeaseForMacOS) ||
+		!sameAs(a.IsolateTenantNetworks, b.IsolateTenantNetworks, p.IsolateTenantNetworks) || !sameAs(a.MinLeaseHours, b.MinLeaseHours, p.MinLeaseHours) {
+		m.r.Fatalf("patch %+v of %s made %s", p, digest(a), digest(b))
+	}
+	if policyFor(m.f.view(), c.Name) != m.f.view().Policy() {
+		m.saw("policy of its own")
 	}
 	if exceeded(recount(m.f.view(), c.Name), is.Quota) != "" {
 		m.saw("quota lowered below use")
@@ -201,16 +258,7 @@ func (m *model) badKey(*rapid.T) {
 }
 
 func (m *model) patchPolicy(*rapid.T) {
-	flag := func(what string) (o api.Optional[bool]) {
-		switch n := rapid.IntRange(0, 5).Draw(m.r, what); {
-		case n > 3:
-			o = api.Some(n == 5)
-		case n == 3:
-			o = api.Null[bool]()
-		}
-		return o
-	}
-	c := PatchPolicy{Patch: api.PolicyPatch{AllowSharedPoolClaims: flag("shared"), RequireLeaseForMacOS: flag("macOS"), IsolateTenantNetworks: flag("isolate"), MinLeaseHours: m.optional(0, 1, 24, 30)}}
+	c := PatchPolicy{Patch: api.PolicyPatch{AllowSharedPoolClaims: m.flag("shared"), RequireLeaseForMacOS: m.flag("macOS"), IsolateTenantNetworks: m.flag("isolate"), MinLeaseHours: m.optional(0, 1, 24, 30)}}
 	if m.chance(3, "boots") {
 		c.Patch.MaxBootsPerNode = api.Some(rapid.IntRange(0, 3).Draw(m.r, "boots"))
 	}

@@ -44,7 +44,7 @@ func TestRandomCommandsKeepTheInvariants(t *testing.T) {
 	if seen["commands"] > 60_000 { // the rare ones
 		reach = append(reach, "claim by name", "replay after a move", "replay after a failed hand-over", "gave up", "hand-over ended", "macOS limit", "failed spare", "unknown VM", "pool deleted", "roll", "hand-over moved", "expired key", "scrub failed", "scrub retried",
 			"claim of a shared spare by a tenant", "TTL too long", "patch TTL too long", "tenant deleted", "pool over quota", "lease quota_exceeded", "end as intent", "ended before it began", "renewed", "started late",
-			"scrub overdue", "scrub overridden", "charged as leased", "hand-over taken back")
+			"scrub overdue", "scrub overridden", "too late to begin", "policy of its own", "charged as leased", "hand-over taken back")
 	}
 	for _, want := range reach {
 		if seen[want] == 0 {

@@ -128,7 +128,7 @@ func usable(v View, p *Pool, tenant string) bool {
 	if p.Tenant != "" || tenant == "" {
 		return p.Tenant == tenant
 	}
-	policy := v.Policy()
+	policy := policyFor(v, tenant)
 	return policy.AllowSharedPoolClaims && !policy.IsolateTenantNetworks && (p.GuestOS == api.GuestLinux || !policy.RequireLeaseForMacOS)
 }
 
@@ -231,7 +231,7 @@ func (m *model) refused(before View, e *api.Error, c LaunchVM) {
 				m.r.Fatalf("launch %+v: %v, and there is %+v", l, e, lease)
 			}
 		}
-		if l.Tenant == "" || !before.Policy().RequireLeaseForMacOS {
+		if l.Tenant == "" || !policyFor(before, l.Tenant).RequireLeaseForMacOS {
 			m.r.Fatalf("launch %+v: %v", l, e)
 		}
 	case api.CodeNotFound:

@@ -272,7 +272,9 @@ type Tenant struct {
 	DefaultTTL *int64    `json:"default_ttl,omitempty"` // seconds
 	MaxTTL     *int64    `json:"max_ttl,omitempty"`     // seconds
 	CreatedAt  api.Time  `json:"created_at"`
-	Version    uint64    `json:"version"`
+
+	Policy  api.TenantPolicy `json:"policy,omitzero"` // where it differs from the fleet's
+	Version uint64           `json:"version"`
 }
 
 // Key is an API key. Only its hash is kept.
@@ -310,6 +312,7 @@ type Lease struct {
 	EarliestEnd api.Time       `json:"earliest_end"`
 	LengthMS    int64          `json:"length_ms"` // what a renewal adds
 	AutoRenew   bool           `json:"auto_renew,omitempty"`
+	Until       bool           `json:"until,omitempty"`     // EndsAt was named rather than the length: it stays while the lease is pending
 	EndAsked    bool           `json:"end_asked,omitempty"` // to end as soon as its minimum term allows
 	Reason      string         `json:"reason,omitempty"`
 	Scrubs      []Scrub        `json:"scrubs,omitempty"`

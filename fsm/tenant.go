@@ -122,21 +122,31 @@ func (v View) ttlFor(tenant string, asked int64) (int64, error) {
 	return asked, nil
 }
 
-// SharedAllowed says whether tenants may take VMs of shared pools of the guest OS.
-func (v View) SharedAllowed(guestOS string) bool {
+// PolicyOf is the policy as it holds for a tenant: the fleet's, but where the tenant has its own.
+func (v View) PolicyOf(tenant string) api.Policy {
 	p := v.Policy()
+	if t := v.Tenant(tenant); t != nil {
+		p = p.For(t.Policy)
+	}
+	return p
+}
+
+// SharedAllowed says whether the tenant may take VMs of shared pools of the guest OS; for an empty name, whether
+// tenants may that have no policy of their own.
+func (v View) SharedAllowed(tenant, guestOS string) bool {
+	p := v.PolicyOf(tenant)
 	return p.AllowSharedPoolClaims && !p.IsolateTenantNetworks && (guestOS != api.GuestMacOS || !p.RequireLeaseForMacOS)
 }
 
 // Usable says whether a caller may see the pool and take VMs from it: its own, the operator's from shared ones, and
 // shared ones where policy lets tenants.
 func (v View) Usable(p *Pool, tenant string) bool {
-	return p.Tenant == tenant || p.Tenant == "" && v.SharedAllowed(p.GuestOS)
+	return p.Tenant == tenant || p.Tenant == "" && v.SharedAllowed(tenant, p.GuestOS)
 }
 
 // MacOSNeedsLease says that macOS guests of the tenant run on its leased hosts only.
 func (v View) MacOSNeedsLease(tenant, guestOS string) bool {
-	return tenant != "" && guestOS == api.GuestMacOS && v.Policy().RequireLeaseForMacOS
+	return tenant != "" && guestOS == api.GuestMacOS && v.PolicyOf(tenant).RequireLeaseForMacOS
 }
 
 // leasesMac says whether the tenant has an active lease of a Mac.
@@ -173,7 +183,7 @@ func (t *tx) createTenant(c CreateTenant) (any, error) {
 	if t.Tenant(r.Name) != nil {
 		return nil, api.Errorf(api.CodeNameTaken, "there is a tenant %s already; choose another name", r.Name)
 	}
-	row := &Tenant{Name: r.Name, Quota: r.Quota, DefaultTTL: r.DefaultTTLSeconds, MaxTTL: r.MaxTTLSeconds, CreatedAt: t.now, Version: t.index}
+	row := &Tenant{Name: r.Name, Quota: r.Quota, DefaultTTL: r.DefaultTTLSeconds, MaxTTL: r.MaxTTLSeconds, Policy: r.Policy, CreatedAt: t.now, Version: t.index}
 	if err := row.check(); err != nil {
 		return nil, err
 	}
@@ -212,6 +222,11 @@ func (t *tx) patchTenant(c PatchTenant) (any, error) {
 	limit(&row.Quota.MaxPools, q.MaxPools)
 	limit(&row.DefaultTTL, c.Patch.DefaultTTLSeconds)
 	limit(&row.MaxTTL, c.Patch.MaxTTLSeconds)
+	p := c.Patch.Policy
+	limit(&row.Policy.AllowSharedPoolClaims, p.AllowSharedPoolClaims)
+	limit(&row.Policy.RequireLeaseForMacOS, p.RequireLeaseForMacOS)
+	limit(&row.Policy.IsolateTenantNetworks, p.IsolateTenantNetworks)
+	limit(&row.Policy.MinLeaseHours, p.MinLeaseHours)
 	if err := row.check(); err != nil {
 		return nil, err
 	}
@@ -223,7 +238,7 @@ func (t *tx) patchTenant(c PatchTenant) (any, error) {
 	return &row, nil
 }
 
-func limit(field **int64, o api.Optional[int64]) {
+func limit[V any](field **V, o api.Optional[V]) {
 	switch {
 	case !o.Set:
 	case o.Null:
@@ -254,6 +269,9 @@ func (t *tx) deleteTenant(c DeleteTenant) (any, error) {
 	have := t.Tenant(c.Name)
 	if have == nil {
 		return nil, notFound("tenant", c.Name)
+	}
+	if err := checkVersion("tenant", have.Version, c.IfMatch); err != nil {
+		return nil, err
 	}
 	if h := t.Holding(c.Name); h.VMs+h.Leases+h.Pools > 0 {
 		return nil, api.Errorf(api.CodeConflict, "tenant %s still holds %d VMs, %d leases and %d pools; delete those first", c.Name, h.VMs, h.Leases, h.Pools)

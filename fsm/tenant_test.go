@@ -470,3 +470,62 @@ func TestPoolOfATenantNamesAndUsesOnlyHostsThatItLeases(t *testing.T) {
 	f.do(KindEndLease, EndLease{ID: "l"})
 	f.do(KindPatchPool, PatchPool{Name: "ci", Patch: api.PoolPatch{MinReady: api.Some(0)}}) // not refused for hosts that were right once
 }
+
+func TestATenantsOwnPolicyGoesBeforeTheFleets(t *testing.T) {
+	f := newFleet(t)
+	f.node("n1")
+	f.mac("m1")
+	f.mac("m2")
+	f.image("img")
+	f.macImage("mac")
+	f.tenant("acme")
+	row := f.do(KindCreateTenant, CreateTenant{Request: api.TenantRequest{Name: "beta", Policy: api.TenantPolicy{AllowSharedPoolClaims: new(true), RequireLeaseForMacOS: new(false), MinLeaseHours: new(int64(2))}}}).Value.(*Tenant)
+	f.pool("p", "", "img", 1)
+	f.pool("m", "", "mac", 1)
+	usable := func(tenant string) (out [2]bool) {
+		for i, pool := range []string{"p", "m"} {
+			out[i] = f.view().Usable(f.view().Pool(pool), tenant)
+		}
+		return out
+	}
+	if got := usable("beta"); got != [2]bool{true, true} {
+		t.Errorf("beta may use %v, want both pools", got)
+	}
+	if got := usable("acme"); got != [2]bool{} {
+		t.Errorf("acme may use %v, want none", got)
+	}
+	launch := LaunchVM{ID: "x", Launch: Launch{Tenant: "acme", Name: "x", Image: "mac"}, Candidates: []string{"m1"}}
+	f.refused(api.CodePolicyDenied, "", KindLaunchVM, launch)
+	launch.Launch.Tenant = "beta"
+	f.do(KindLaunchVM, launch)
+	lease := CreateLease{ID: "l", Tenant: "acme", Candidates: []string{"m2"}, DurationMS: 2 * hourMS}
+	f.refused(api.CodeInvalid, "duration", KindCreateLease, lease)
+	lease.Tenant = "beta"
+	if l := f.do(KindCreateLease, lease).Value.(*Lease); l.EarliestEnd != l.StartsAt+2*hourMS {
+		t.Errorf("got %+v, want beta's own minimum", l)
+	}
+	patch := func(p api.TenantPolicyPatch) {
+		t.Helper()
+		row = f.do(KindPatchTenant, PatchTenant{Name: "beta", Patch: api.TenantPatch{Policy: p}}).Value.(*Tenant)
+	}
+	patch(api.TenantPolicyPatch{IsolateTenantNetworks: api.Some(true)})
+	if got := usable("beta"); got != [2]bool{} || row.Policy.MinLeaseHours == nil || !*row.Policy.AllowSharedPoolClaims {
+		t.Errorf("beta, with a network of its own, may use %v; its policy is %s", got, digest(row.Policy))
+	}
+	patch(api.TenantPolicyPatch{IsolateTenantNetworks: api.Null[bool](), RequireLeaseForMacOS: api.Null[bool](), MinLeaseHours: api.Null[int64]()})
+	if got := usable("beta"); got != [2]bool{true, false} {
+		t.Errorf("beta may use %v, want what is not its own to be the fleet's", got)
+	}
+	f.policy(api.PolicyPatch{AllowSharedPoolClaims: api.Some(true), MaxBootsPerNode: api.Some(9)})
+	patch(api.TenantPolicyPatch{AllowSharedPoolClaims: api.Some(false)})
+	if a, b := usable("acme"), usable("beta"); a != [2]bool{true, false} || b != [2]bool{} {
+		t.Errorf("acme may use %v and beta %v, want beta kept from what others may", a, b)
+	}
+	if got := f.view().PolicyOf("beta"); got.MaxBootsPerNode != 9 || got.MinLeaseHours != 24 {
+		t.Errorf("got %+v, want the rest to be the fleet's", got)
+	}
+	f.state = restored(t, f.snapshot())
+	if got := usable("beta"); got != [2]bool{} {
+		t.Errorf("after a restore beta may use %v", got)
+	}
+}

@@ -24,6 +24,7 @@ type tenantModel struct {
 	Quota             *quotaModel    `tfsdk:"quota"`
 	DefaultTTLSeconds types.Int64    `tfsdk:"default_ttl_seconds"`
 	MaxTTLSeconds     types.Int64    `tfsdk:"max_ttl_seconds"`
+	Policy            *ownPolicy     `tfsdk:"policy"`
 	CreatedAt         types.String   `tfsdk:"created_at"`
 	Timeouts          timeouts.Value `tfsdk:"timeouts"`
 }
@@ -38,12 +39,20 @@ type quotaModel struct {
 	MaxPools       types.Int64 `tfsdk:"max_pools"`
 }
 
+// ownPolicy holds null where the fleet's policy holds.
+type ownPolicy struct {
+	AllowSharedPoolClaims types.Bool  `tfsdk:"allow_shared_pool_claims"`
+	RequireLeaseForMacOS  types.Bool  `tfsdk:"require_lease_for_macos"`
+	IsolateTenantNetworks types.Bool  `tfsdk:"isolate_tenant_networks"`
+	MinLeaseHours         types.Int64 `tfsdk:"min_lease_hours"`
+}
+
 func newTenantResource() resource.Resource {
 	return &managed[tenantModel, api.Tenant]{kind: kind[tenantModel, api.Tenant]{
 		noun: "tenant", identity: []string{"name"}, schema: tenantSchema, validate: checkTenantTTLs, take: (*tenantModel).take,
 		create: func(ctx context.Context, o op, m, _ *tenantModel) (api.Tenant, error) {
 			return o.CreateTenant(ctx, api.TenantRequest{
-				Name: m.Name.ValueString(), Quota: m.Quota.limits(),
+				Name: m.Name.ValueString(), Quota: m.Quota.limits(), Policy: m.Policy.settings(),
 				DefaultTTLSeconds: m.DefaultTTLSeconds.ValueInt64Pointer(), MaxTTLSeconds: m.MaxTTLSeconds.ValueInt64Pointer(),
 			}, uuid.NewString())
 		},
@@ -61,6 +70,9 @@ func tenantSchema(ctx context.Context) schema.Schema {
 	limit := func(text string) schema.Int64Attribute { return bounded(text, int64validator.AtLeast(0)) }
 	ttl := func(text string) schema.Int64Attribute {
 		return bounded(text, int64validator.Between(1, api.MaxTTLSeconds))
+	}
+	flag := func(text string) schema.BoolAttribute {
+		return schema.BoolAttribute{Optional: true, MarkdownDescription: text}
 	}
 	return schema.Schema{
 		MarkdownDescription: "One who owns VMs, pools and leases, and how much of them. Only an operator may make tenants. " +
@@ -84,6 +96,17 @@ func tenantSchema(ctx context.Context) schema.Schema {
 			},
 			"default_ttl_seconds": ttl("Time to live of VMs that are launched without one. Left out, they have no limit or `max_ttl_seconds`."),
 			"max_ttl_seconds":     ttl("The longest time to live that a VM may have. Left out, there is no limit."),
+			"policy": schema.SingleNestedAttribute{
+				Optional: true,
+				MarkdownDescription: "Where its policy differs from the fleet's (see `fluxvm_policy`). What is left out or null is as in the fleet, whatever that becomes. " +
+					"What runs already stays.",
+				Attributes: map[string]schema.Attribute{
+					"allow_shared_pool_claims": flag("Whether it may take VMs from shared pools."),
+					"require_lease_for_macos":  flag("Whether its macOS guests run only on hosts that it leases."),
+					"isolate_tenant_networks":  flag("Whether it is kept off others' networks, and so off shared pools."),
+					"min_lease_hours":          bounded("Minimum term, in hours, of its later leases of hosts that can run macOS guests.", int64validator.Between(0, 24*366)),
+				},
+			},
 			"created_at":          fixedByFleet("When it was made."),
 			"timeouts":            allTimeouts(ctx),
 		},
@@ -112,7 +135,20 @@ func (m *tenantModel) take(t api.Tenant) {
 		}
 	}
 	m.DefaultTTLSeconds, m.MaxTTLSeconds = types.Int64PointerValue(t.DefaultTTLSeconds), types.Int64PointerValue(t.MaxTTLSeconds)
+	if p := t.Policy; m.Policy != nil || p != (api.TenantPolicy{}) {
+		m.Policy = &ownPolicy{AllowSharedPoolClaims: types.BoolPointerValue(p.AllowSharedPoolClaims), RequireLeaseForMacOS: types.BoolPointerValue(p.RequireLeaseForMacOS),
+			IsolateTenantNetworks: types.BoolPointerValue(p.IsolateTenantNetworks), MinLeaseHours: types.Int64PointerValue(p.MinLeaseHours)}
+	}
 	m.CreatedAt = timeOrNull(t.CreatedAt)
+}
+
+// settings gives the policy as the API takes it; without one it is the fleet's.
+func (p *ownPolicy) settings() api.TenantPolicy {
+	if p == nil {
+		return api.TenantPolicy{}
+	}
+	return api.TenantPolicy{AllowSharedPoolClaims: p.AllowSharedPoolClaims.ValueBoolPointer(), RequireLeaseForMacOS: p.RequireLeaseForMacOS.ValueBoolPointer(),
+		IsolateTenantNetworks: p.IsolateTenantNetworks.ValueBoolPointer(), MinLeaseHours: p.MinLeaseHours.ValueInt64Pointer()}
 }
 
 // limits gives the quota as the API takes it; without one there are no limits.
@@ -126,7 +162,7 @@ func (q *quotaModel) limits() api.Quota {
 	}
 }
 
-// tenantPatch holds only what differs; null takes a limit off.
+// tenantPatch holds only what differs; null takes a limit off, or makes a setting the fleet's.
 func tenantPatch(plan, state *tenantModel) (p api.TenantPatch) {
 	now, was := plan.Quota, state.Quota
 	if now == nil {
@@ -143,6 +179,17 @@ func tenantPatch(plan, state *tenantModel) (p api.TenantPatch) {
 	patchInt(&p.Quota.MaxPools, now.MaxPools, was.MaxPools)
 	patchInt(&p.DefaultTTLSeconds, plan.DefaultTTLSeconds, state.DefaultTTLSeconds)
 	patchInt(&p.MaxTTLSeconds, plan.MaxTTLSeconds, state.MaxTTLSeconds)
+	is, old := plan.Policy, state.Policy
+	if is == nil {
+		is = &ownPolicy{}
+	}
+	if old == nil {
+		old = &ownPolicy{}
+	}
+	patchBool(&p.Policy.AllowSharedPoolClaims, is.AllowSharedPoolClaims, old.AllowSharedPoolClaims)
+	patchBool(&p.Policy.RequireLeaseForMacOS, is.RequireLeaseForMacOS, old.RequireLeaseForMacOS)
+	patchBool(&p.Policy.IsolateTenantNetworks, is.IsolateTenantNetworks, old.IsolateTenantNetworks)
+	patchInt(&p.Policy.MinLeaseHours, is.MinLeaseHours, old.MinLeaseHours)
 	return p
 }
 

@@ -39,6 +39,9 @@ func TestAccTenantLife(t *testing.T) {
 	quota := func(name string, value knownvalue.Check) statecheck.StateCheck {
 		return statecheck.ExpectKnownValue(theTenant, tfjsonpath.New("quota").AtMapKey(name), value)
 	}
+	policy := func(name string, value knownvalue.Check) statecheck.StateCheck {
+		return statecheck.ExpectKnownValue(theTenant, tfjsonpath.New("policy").AtMapKey(name), value)
+	}
 	update := plancheck.ResourceActionUpdate
 	full := "  quota = { max_vms = 4, max_vcpus = 0, max_leases = 1 }\n  default_ttl_seconds = 3600\n  max_ttl_seconds = 7200"
 	imports := func(extra string) []resource.TestStep {
@@ -57,6 +60,10 @@ func TestAccTenantLife(t *testing.T) {
 			{Config: f.config(tenantBlock("  quota = { max_vms = 0 }\n  max_ttl_seconds = 7200")), ConfigPlanChecks: plansNothing()},
 			step("  quota = {}", update, quota("max_vms", none())),
 			step("", update, is(theTenant, "quota", none())),
+			step("  policy = { allow_shared_pool_claims = true, min_lease_hours = 0 }", update, policy("allow_shared_pool_claims", knownvalue.Bool(true)), policy("min_lease_hours", num(0)), policy("require_lease_for_macos", none())),
+			{ResourceName: theTenant, ImportState: true, ImportStateId: f.name("acme"), ImportStateVerify: true, ImportStateVerifyIdentifierAttribute: "name"},
+			step("  policy = { require_lease_for_macos = false }", update, policy("allow_shared_pool_claims", none()), policy("require_lease_for_macos", knownvalue.Bool(false))),
+			step("", update, is(theTenant, "policy", none())),
 		},
 	)...)
 }
@@ -71,6 +78,8 @@ func TestAccTenantUpdatesSendOnlyWhatChanged(t *testing.T) {
 		step("  quota = { max_vms = 0, max_pools = 2 }\n  max_ttl_seconds = 60", `{"quota":{"max_vms":0}}`),
 		step("  quota = { max_pools = 2 }\n  max_ttl_seconds = 60", `{"quota":{"max_vms":null}}`),
 		step("", `{"quota":{"max_pools":null},"max_ttl_seconds":null}`),
+		step("  policy = { isolate_tenant_networks = true, min_lease_hours = 1 }", `{"policy":{"isolate_tenant_networks":true,"min_lease_hours":1}}`),
+		step("  policy = { isolate_tenant_networks = false }", `{"policy":{"isolate_tenant_networks":false,"min_lease_hours":null}}`),
 	)
 }
 

@@ -137,6 +137,14 @@ func (o Optional[V]) MarshalJSON() ([]byte, error) {
 	return json.Marshal(o.V)
 }
 
+// OrNil is the value of a field that is there and not null.
+func (o Optional[V]) OrNil() *V {
+	if !o.Set || o.Null {
+		return nil
+	}
+	return &o.V
+}
+
 // IsZero says that the field was absent.
 func (o Optional[V]) IsZero() bool { return !o.Set }
 

@@ -81,8 +81,11 @@ type ScrubAnswer struct {
 	Removed int    `json:"removed"` // directories and files that were left behind
 }
 
-// longestLease bounds a lease's length.
-const longestLease = 3 * 366 * 24 * time.Hour
+// MaxLeaseDays bounds a lease's length, and how far ahead its end may be put.
+const MaxLeaseDays = 3 * 366
+
+// MaxLease is MaxLeaseDays as a duration.
+const MaxLease = MaxLeaseDays * 24 * time.Hour
 
 // ParseDuration reads 90s, 90m, 2h, 7d or sums of them such as 1d12h.
 func ParseDuration(text string) (time.Duration, bool) {
@@ -119,7 +122,7 @@ func (r *LeaseRequest) Check() error {
 		return Invalid("duration", "give duration, such as 24h or 7d, or ends_at")
 	}
 	if r.Duration != "" {
-		if d, ok := ParseDuration(r.Duration); !ok || d < time.Second || d > longestLease {
+		if d, ok := ParseDuration(r.Duration); !ok || d < time.Second || d > MaxLease {
 			return Invalid("duration", "duration must be such as 90m, 2h or 7d")
 		}
 	}

@@ -1,5 +1,11 @@
 package api
 
+import (
+	"encoding/json"
+	"errors"
+	"strconv"
+)
+
 // Kinds of ledger rows.
 const (
 	LedgerVM         = "vm"
@@ -83,6 +89,48 @@ type Usage struct {
 	Total UsageItem   `json:"total"`
 }
 
+// DecodePrices reads the body of PUT /fleet/prices. It replaces all prices, so nothing may be left out: a forgotten list or
+// amount would make things free.
+func DecodePrices(raw []byte) (p Prices, err error) {
+	if err := Decode(raw, &p); err != nil {
+		return p, err
+	}
+	var given map[string]json.RawMessage
+	var lists struct{ VM, Lease, Pool []map[string]json.RawMessage }
+	if err := errors.Join(json.Unmarshal(raw, &given), json.Unmarshal(raw, &lists)); err != nil {
+		return p, decodeError(err, 0)
+	}
+	err = checkGiven("", given, "currency", "vm", "lease", "pool")
+	for _, l := range []struct {
+		name   string
+		items  []map[string]json.RawMessage
+		fields []string
+	}{
+		{"vm", lists.VM, vmPriceFields()},
+		{"pool", lists.Pool, vmPriceFields()},
+		{"lease", lists.Lease, []string{"label", "hour_micros"}},
+	} {
+		for i, item := range l.items {
+			err = first(err, checkGiven(l.name+"["+strconv.Itoa(i)+"].", item, l.fields...))
+		}
+	}
+	return p, first(err, p.Check())
+}
+
+func vmPriceFields() []string {
+	return []string{"guest_os", "vcpu_hour_micros", "gib_hour_micros", "on_leased"}
+}
+
+// checkGiven names the first field of an object that is absent or null.
+func checkGiven(prefix string, object map[string]json.RawMessage, fields ...string) error {
+	for _, name := range fields {
+		if raw, ok := object[name]; !ok || string(raw) == "null" {
+			return Invalid(prefix+name, "%s%s is required", prefix, name)
+		}
+	}
+	return nil
+}
+
 // Check refuses prices nobody could charge.
 func (p *Prices) Check() error {
 	if len(p.Currency) != 3 {
@@ -93,7 +141,7 @@ func (p *Prices) Check() error {
 	}
 	for _, list := range [][]VMPrice{p.VM, p.Pool} {
 		for _, v := range list {
-			if err := first(checkGuestOS("guest_os", v.GuestOS), checkNumbers(numberRule{"vcpu_hour_micros", v.VCPUHourMicros, 1 << 42}, numberRule{"gib_hour_micros", v.GiBHourMicros, 1 << 42})); err != nil {
+			if err := first(checkText("guest_os", v.GuestOS, len(GuestMacOS), true), checkGuestOS("guest_os", v.GuestOS), checkNumbers(numberRule{"vcpu_hour_micros", v.VCPUHourMicros, 1 << 42}, numberRule{"gib_hour_micros", v.GiBHourMicros, 1 << 42})); err != nil {
 				return err
 			}
 		}

@@ -28,6 +28,16 @@ type Tenant struct {
 	MaxTTLSeconds     *int64 `json:"max_ttl_seconds"`
 	CreatedAt         Time   `json:"created_at"`
 	Version           uint64 `json:"version"`
+
+	Policy TenantPolicy `json:"policy"`
+}
+
+// TenantPolicy is where one tenant's policy differs from the fleet's. Null is the fleet's, whatever that becomes.
+type TenantPolicy struct {
+	AllowSharedPoolClaims *bool  `json:"allow_shared_pool_claims"`
+	RequireLeaseForMacOS  *bool  `json:"require_lease_for_macos"`
+	IsolateTenantNetworks *bool  `json:"isolate_tenant_networks"`
+	MinLeaseHours         *int64 `json:"min_lease_hours"` // on hosts that can run macOS
 }
 
 // TenantRequest is the body of POST /fleet/tenants.
@@ -36,6 +46,8 @@ type TenantRequest struct {
 	Quota             Quota  `json:"quota,omitzero"`
 	DefaultTTLSeconds *int64 `json:"default_ttl_seconds,omitempty"`
 	MaxTTLSeconds     *int64 `json:"max_ttl_seconds,omitempty"`
+
+	Policy TenantPolicy `json:"policy,omitzero"`
 }
 
 // TenantPatch is the merge patch of PATCH /fleet/tenants/{name}. A null limit is taken off.
@@ -43,6 +55,16 @@ type TenantPatch struct {
 	Quota             QuotaPatch      `json:"quota,omitzero"`
 	DefaultTTLSeconds Optional[int64] `json:"default_ttl_seconds,omitzero"`
 	MaxTTLSeconds     Optional[int64] `json:"max_ttl_seconds,omitzero"`
+
+	Policy TenantPolicyPatch `json:"policy,omitzero"`
+}
+
+// TenantPolicyPatch changes single fields; null makes one the fleet's again.
+type TenantPolicyPatch struct {
+	AllowSharedPoolClaims Optional[bool]  `json:"allow_shared_pool_claims,omitzero"`
+	RequireLeaseForMacOS  Optional[bool]  `json:"require_lease_for_macos,omitzero"`
+	IsolateTenantNetworks Optional[bool]  `json:"isolate_tenant_networks,omitzero"`
+	MinLeaseHours         Optional[int64] `json:"min_lease_hours,omitzero"`
 }
 
 // QuotaPatch changes single limits.
@@ -110,9 +132,34 @@ func DefaultPolicy() Policy {
 	return Policy{RequireLeaseForMacOS: true, MinLeaseHours: 24, MaxBootsPerNode: 4}
 }
 
+// maxMinLeaseHours bounds min_lease_hours: a year.
+const maxMinLeaseHours = 24 * 366
+
+// For is the policy as it holds for a tenant.
+func (p Policy) For(t TenantPolicy) Policy {
+	setTo(&p.AllowSharedPoolClaims, t.AllowSharedPoolClaims)
+	setTo(&p.RequireLeaseForMacOS, t.RequireLeaseForMacOS)
+	setTo(&p.IsolateTenantNetworks, t.IsolateTenantNetworks)
+	setTo(&p.MinLeaseHours, t.MinLeaseHours)
+	return p
+}
+
+func setTo[V any](field, to *V) {
+	if to != nil {
+		*field = *to
+	}
+}
+
+func checkMinLease(hours *int64) error {
+	if hours == nil {
+		return nil
+	}
+	return checkNumbers(numberRule{"policy.min_lease_hours", *hours, maxMinLeaseHours})
+}
+
 // Check refuses values that no policy could have.
 func (p *PolicyPatch) Check() error {
-	return checkNumbers(numberRule{"min_lease_hours", p.MinLeaseHours.V, 24 * 366}, numberRule{"max_boots_per_node", int64(p.MaxBootsPerNode.V), 1000})
+	return checkNumbers(numberRule{"min_lease_hours", p.MinLeaseHours.V, maxMinLeaseHours}, numberRule{"max_boots_per_node", int64(p.MaxBootsPerNode.V), 1000})
 }
 
 // Check refuses values that no tenant could have.
@@ -123,23 +170,15 @@ func (r *TenantRequest) Check() error {
 	q := r.Quota
 	return first(CheckName("name", r.Name, MaxPoolName), checkLimit("quota.max_vms", q.MaxVMs), checkLimit("quota.max_vcpus", q.MaxVCPUs),
 		checkLimit("quota.max_memory_mib", q.MaxMemoryMiB), checkLimit("quota.max_macos_guests", q.MaxMacOSGuests), checkLimit("quota.max_leases", q.MaxLeases),
-		checkLimit("quota.max_pools", q.MaxPools), checkTTL("default_ttl_seconds", r.DefaultTTLSeconds), checkTTL("max_ttl_seconds", r.MaxTTLSeconds))
+		checkLimit("quota.max_pools", q.MaxPools), checkTTL("default_ttl_seconds", r.DefaultTTLSeconds), checkTTL("max_ttl_seconds", r.MaxTTLSeconds), checkMinLease(r.Policy.MinLeaseHours))
 }
 
 // Check refuses values that no tenant could have.
 func (p *TenantPatch) Check() error {
 	q := p.Quota
-	return first(checkLimit("quota.max_vms", value(q.MaxVMs)), checkLimit("quota.max_vcpus", value(q.MaxVCPUs)), checkLimit("quota.max_memory_mib", value(q.MaxMemoryMiB)),
-		checkLimit("quota.max_macos_guests", value(q.MaxMacOSGuests)), checkLimit("quota.max_leases", value(q.MaxLeases)), checkLimit("quota.max_pools", value(q.MaxPools)),
-		checkTTL("default_ttl_seconds", value(p.DefaultTTLSeconds)), checkTTL("max_ttl_seconds", value(p.MaxTTLSeconds)))
-}
-
-// value is the value of a field that is there and not null.
-func value[V any](o Optional[V]) *V {
-	if !o.Set || o.Null {
-		return nil
-	}
-	return &o.V
+	return first(checkLimit("quota.max_vms", q.MaxVMs.OrNil()), checkLimit("quota.max_vcpus", q.MaxVCPUs.OrNil()), checkLimit("quota.max_memory_mib", q.MaxMemoryMiB.OrNil()),
+		checkLimit("quota.max_macos_guests", q.MaxMacOSGuests.OrNil()), checkLimit("quota.max_leases", q.MaxLeases.OrNil()), checkLimit("quota.max_pools", q.MaxPools.OrNil()),
+		checkTTL("default_ttl_seconds", p.DefaultTTLSeconds.OrNil()), checkTTL("max_ttl_seconds", p.MaxTTLSeconds.OrNil()), checkMinLease(p.Policy.MinLeaseHours.OrNil()))
 }
 
 func checkLimit(field string, n *int64) error {

@@ -17,12 +17,13 @@ import (
 
 func (a *app) usage() *cobra.Command {
 	var by []string
+	var tenant string
 	var from, to instantValue
 	cmd := &cobra.Command{
 		Use: "usage", Short: "Sum up what was used and what it costs",
 		Example: `  fluxctl fleet usage --from 2026-03-01 --to 2026-04-01
   fluxctl fleet usage --by tenant,day --from 2026-03-01
-  fluxctl fleet usage --by pool`,
+  fluxctl fleet usage --by pool --tenant acme`,
 		Args: takes(), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: a.onFleet(func(ctx context.Context, c *client.Client, _ []string) error {
 			for _, g := range by {
@@ -30,7 +31,7 @@ func (a *app) usage() *cobra.Command {
 					return usagef("--by: %q must be of %s", g, strings.Join(groups(), ", "))
 				}
 			}
-			q := client.UsageQuery{From: api.Time(from), To: api.Time(to), GroupBy: by}
+			q := client.UsageQuery{Tenant: tenant, From: api.Time(from), To: api.Time(to), GroupBy: by}
 			u, err := during(ctx, a, "the usage", func(ctx context.Context) (api.Usage, error) { return c.Usage(ctx, q) })
 			if err != nil {
 				return err
@@ -45,8 +46,10 @@ func (a *app) usage() *cobra.Command {
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	flags.StringSliceVar(&by, "by", []string{"tenant"}, "group by `GROUP`: tenant, pool and day, with commas between them")
-	flags.Var(&from, "from", "count from this time on, such as 2026-03-01 (UTC)")
-	flags.Var(&to, "to", "count up to this time")
+	flags.StringVar(&tenant, "tenant", "", "only of this `TENANT`; operator is the operator's own")
+	flags.Var(&from, "from", "count from this time on, such as 2026-03-01 (UTC); default the beginning of this month")
+	flags.Var(&to, "to", "count up to this time; default now")
+	a.completeFlag(cmd, "tenant", a.tenantNames)
 	fixed(cmd, "by", groups()...)
 	return cmd
 }
@@ -87,14 +90,15 @@ func (a *app) ledger() *cobra.Command {
 	var asCSV bool
 	cmd := &cobra.Command{
 		Use: "ledger", Short: "List every billed stretch, or export them",
-		Long: "List every billed stretch. Its amount is known once it has ended. --csv writes what the API gives as text/csv, with\namounts in millionths of the currency, so that nothing is rounded on the way.",
+		Long: "List every billed stretch. Its amount is known once it has ended. -o csv writes what the API gives as text/csv, with\namounts in millionths of the currency, so that nothing is rounded on the way.",
 		Example: `  fluxctl fleet ledger --tenant acme --from 2026-03-01 --to 2026-04-01
   fluxctl fleet ledger --vm 0190f3f0-0000-7000-8000-000000000042 -o wide
-  fluxctl fleet ledger --csv > ledger.csv`,
-		Args: takes(), ValidArgsFunction: cobra.NoFileCompletions,
+  fluxctl fleet ledger -o csv > ledger.csv`,
+		Annotations: map[string]string{outputCSV: "yes"},
+		Args:        takes(), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: a.onFleet(func(ctx context.Context, c *client.Client, _ []string) error {
 			f.From, f.To = api.Time(from), api.Time(to)
-			if asCSV {
+			if asCSV || a.output == outputCSV {
 				return a.perform(ctx, "the ledger", func(ctx context.Context) error { return a.exportLedger(c.Ledger(ctx, f)) })
 			}
 			rows, err := list(ctx, a, "the ledger", func(ctx context.Context) iter.Seq2[api.LedgerRow, error] { return c.Ledger(ctx, f) })
@@ -120,7 +124,7 @@ func (a *app) ledger() *cobra.Command {
 	flags.StringVar(&f.LeaseID, "lease", "", "only of the lease with this `ID`")
 	flags.Var(&from, "from", "what ran at this time or later, such as 2026-03-01 (UTC)")
 	flags.Var(&to, "to", "what began before this time")
-	flags.BoolVar(&asCSV, "csv", false, "write CSV")
+	flags.BoolVar(&asCSV, "csv", false, "the same as -o csv")
 	a.completeFlag(cmd, "tenant", a.tenantNames)
 	a.completeFlag(cmd, "lease", a.leaseIDs)
 	fixed(cmd, "kind", api.LedgerVM, api.LedgerLease, api.LedgerPool, api.LedgerAdjustment)

@@ -17,6 +17,7 @@ const (
 	outputTable = "table"
 	outputWide  = "wide"
 	outputJSON  = "json"
+	outputCSV   = "csv" // of commands that are annotated with it
 )
 
 // output remembers that Out failed, so that a full disk is an error of every command and not of those that look.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -91,42 +92,41 @@ func (a *app) policy() *cobra.Command {
 // policyPatch reads NAME=VALUE terms.
 func policyPatch(terms []string) (api.PolicyPatch, error) {
 	var patch api.PolicyPatch
-	given, err := pairs("set", terms)
-	if err != nil {
+	if err := readSettings("set", terms, "default", settingNames(), &patch); err != nil {
 		return patch, err
-	}
-	body := map[string]json.RawMessage{}
-	for name, value := range given {
-		body[name] = json.RawMessage(value)
-		if value == "default" {
-			body[name] = json.RawMessage("null")
-		} else if !json.Valid(body[name]) || value == "null" {
-			return patch, usagef("--set %s: %q must be true, false, a whole number or default", name, value)
-		}
-	}
-	raw, err := json.Marshal(body)
-	if err != nil {
-		return patch, err
-	}
-	if err := api.Decode(raw, &patch); err != nil {
-		var bad *api.Error
-		if errors.As(err, &bad) {
-			if _, known := body[bad.Field]; known && !isSetting(bad.Field) {
-				return patch, usagef("--set: there is no setting %q; choose of %s", bad.Field, settingNames())
-			}
-		}
-		return patch, usagef("--set: a value has the wrong kind; fluxctl fleet policy shows how each is written")
 	}
 	return patch, patch.Check()
 }
 
-func isSetting(name string) bool {
-	for _, s := range settings() {
-		if s.name == name {
-			return true
+// readSettings reads NAME=VALUE terms of a flag into a patch. The word unset stands for null.
+func readSettings(flag string, terms []string, unset, names string, patch any) error {
+	given, err := pairs(flag, terms)
+	if err != nil {
+		return err
+	}
+	body := map[string]json.RawMessage{}
+	for name, value := range given {
+		body[name] = json.RawMessage(value)
+		if value == unset {
+			body[name] = json.RawMessage("null")
+		} else if !json.Valid(body[name]) || value == "null" {
+			return usagef("--%s %s: %q must be true, false, a whole number or %s", flag, name, value, unset)
 		}
 	}
-	return false
+	raw, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	if err := api.Decode(raw, patch); err != nil {
+		var bad *api.Error
+		if errors.As(err, &bad) {
+			if _, known := body[bad.Field]; known && !slices.Contains(strings.Split(names, ", "), bad.Field) {
+				return usagef("--%s: there is no setting %q; choose of %s", flag, bad.Field, names)
+			}
+		}
+		return usagef("--%s: a value has the wrong kind; fluxctl fleet policy shows how each is written", flag)
+	}
+	return nil
 }
 
 func (a *app) prices() *cobra.Command {
@@ -167,7 +167,7 @@ the currency. What runs already keeps the rate it began with.`,
 }
 
 func readPrices(in io.Reader, file string) (api.Prices, error) {
-	p := api.Prices{}
+	var p api.Prices
 	var raw []byte
 	var err error
 	if file == "-" {
@@ -178,23 +178,15 @@ func readPrices(in io.Reader, file string) (api.Prices, error) {
 	if err != nil {
 		return p, usagef("cannot read --file: %v", err)
 	}
-	if err := api.Decode(raw, &p); err != nil {
-		var bad *api.Error
-		if errors.As(err, &bad) {
-			return p, usagef("--file %s: %s", file, bad.Detail)
-		}
+	p, err = api.DecodePrices(raw)
+	var bad *api.Error
+	switch {
+	case errors.As(err, &bad):
+		return p, usagef("--file %s: %s", file, bad.Detail)
+	case err != nil:
 		return p, usagef("--file %s: %v", file, err)
 	}
-	if p.VM == nil {
-		p.VM = []api.VMPrice{}
-	}
-	if p.Lease == nil {
-		p.Lease = []api.LeasePrice{}
-	}
-	if p.Pool == nil {
-		p.Pool = []api.VMPrice{}
-	}
-	return p, p.Check()
+	return p, nil
 }
 
 func (a *app) showPrices(p api.Prices) {

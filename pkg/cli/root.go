@@ -54,7 +54,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 refused, 5 unavailab
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetFlagErrorFunc(flagError)
-	root.PersistentPreRunE = func(*cobra.Command, []string) error { return a.chooseOutput() }
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return a.chooseOutput(cmd) }
 	flags := root.PersistentFlags()
 	flags.SortFlags = false
 	flags.StringVarP(&a.output, "output", "o", "", "`FORMAT`: table, wide or json (default table, or FLUXCTL_OUTPUT)")
@@ -74,13 +74,16 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 refused, 5 unavailab
 	return root
 }
 
-func (a *app) chooseOutput() error {
+func (a *app) chooseOutput(cmd *cobra.Command) error {
 	from := "--output"
 	if a.output == "" {
 		a.output, from = a.env.Getenv("FLUXCTL_OUTPUT"), "FLUXCTL_OUTPUT"
 	}
 	if a.output == "" {
 		a.output = outputTable
+	}
+	if a.output == outputCSV && cmd.Annotations[outputCSV] != "" {
+		return nil
 	}
 	if !slices.Contains([]string{outputTable, outputWide, outputJSON}, a.output) {
 		return usagef("%s %q must be table, wide or json", from, a.output)

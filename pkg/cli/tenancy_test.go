@@ -130,7 +130,7 @@ func TestTenancyOutput(t *testing.T) {
 func TestTenancyInJSONIsTheObjectOfTheAPI(t *testing.T) {
 	f := newFake(t, wholeFleet())
 	prices := filepath.Join(t.TempDir(), "prices.json")
-	if err := os.WriteFile(prices, []byte(`{"currency":"EUR"}`), 0o600); err != nil {
+	if err := os.WriteFile(prices, []byte(`{"currency":"EUR","vm":[],"lease":[],"pool":[]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for line, want := range map[string]any{
@@ -185,6 +185,8 @@ func TestTenancyFlagsBecomeTheBodiesOfTheContract(t *testing.T) {
 		"fleet tenant-create acme": `{"name":"acme"}`,
 		"fleet tenant-create acme --max-vms 0 --max-pools none --max-memory 0 --max-ttl 7d":                         `{"name":"acme","quota":{"max_vms":0,"max_vcpus":null,"max_memory_mib":0,"max_macos_guests":null,"max_leases":null,"max_pools":null},"max_ttl_seconds":604800}`,
 		"fleet tenant-set acme --max-vms none --max-memory 1.5G --max-macos 0 --default-ttl none":                   `{"quota":{"max_vms":null,"max_memory_mib":1536,"max_macos_guests":0},"default_ttl_seconds":null}`,
+		"fleet tenant-create acme --policy require_lease_for_macos=false --policy min_lease_hours=0":                `{"name":"acme","policy":{"allow_shared_pool_claims":null,"require_lease_for_macos":false,"isolate_tenant_networks":null,"min_lease_hours":0}}`,
+		"fleet tenant-set acme --policy isolate_tenant_networks=true --policy min_lease_hours=fleet":                `{"policy":{"isolate_tenant_networks":true,"min_lease_hours":null}}`,
 		"fleet tenant-set acme --max-ttl 1h30m":                                                                     `{"max_ttl_seconds":5400}`,
 		"fleet key-create acme":                                                                                     `{"role":"tenant"}`,
 		"fleet key-create acme --role viewer --expires 30d":                                                         `{"role":"viewer","expires_in_secs":2592000}`,
@@ -250,41 +252,50 @@ func TestWrongUsageOfTenancySaysWhatToType(t *testing.T) {
 	f := newFake(t, wholeFleet())
 	w := newWorld(t, f)
 	w.in = `{"currency":"EUR","vms":[]}`
+	part := filepath.Join(t.TempDir(), "part.json")
+	if err := os.WriteFile(part, []byte(`{"currency":"EUR","vm":[]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for line, want := range map[string]string{
-		"fleet tenant-create Acme":                          `✗ name must be 1-40 characters of a-z, 0-9 and -`,
-		"fleet tenant-create acme --max-vms many":           `✗ --max-vms: "many" is no limit; write a whole number, or none for no limit`,
-		"fleet tenant-create acme --max-vms -1":             `✗ --max-vms: "-1" is no limit; write a whole number, or none for no limit`,
-		"fleet tenant-create acme --max-memory 64":          `✗ --max-memory: "64" is no size; write it like 16G, 16GiB or 512M`,
-		"fleet tenant-create acme --max-ttl 5":              `✗ --max-ttl: "5" is no duration; write it like 90s, 30m, 2h or 7d`,
-		"fleet tenant-set acme":                             `✗ say what to change, such as --max-vms 40; see fluxctl fleet tenant-set --help`,
-		"fleet tenant-rm acme":                              `✗ Remove tenant acme and its keys? This asks first, and there is no terminal to ask on; pass --yes to go ahead`,
-		"fleet keys":                                        `✗ say whose keys: fluxctl fleet keys TENANT, or --operator`,
-		"fleet keys acme --operator":                        `✗ give TENANT or --operator, not both`,
-		"fleet key-create":                                  `✗ say whose keys: fluxctl fleet key-create TENANT, or --operator`,
-		"fleet key-create acme --role operator":             `✗ role must be tenant or viewer`,
-		"fleet key-create --operator --role tenant":         `✗ role must be operator or viewer`,
-		"fleet key-revoke acme":                             `✗ say which key: fluxctl fleet key-revoke acme ID; fluxctl fleet keys acme lists them`,
-		"fleet policy --set min_lease_hours":                `✗ --set "min_lease_hours" must be KEY=VALUE`,
-		"fleet policy --set min_lease_hours=soon":           `✗ --set min_lease_hours: "soon" must be true, false, a whole number or default`,
-		"fleet policy --set min_lease_hours=true":           `✗ --set: a value has the wrong kind; fluxctl fleet policy shows how each is written`,
-		"fleet policy --set min_lease=1":                    `✗ --set: there is no setting "min_lease"; choose of allow_shared_pool_claims, require_lease_for_macos, isolate_tenant_networks, min_lease_hours, max_boots_per_node`,
-		"fleet prices --file /nowhere/prices.json":          `✗ cannot read --file: open /nowhere/prices.json: no such file or directory`,
-		"fleet prices --file -":                             `✗ --file -: unknown field "vms" before byte 27; check its spelling`,
-		"fleet lease":                                       `✗ say what to lease: --node NODE, or --node-selector KEY=VALUE with --count NUMBER`,
-		"fleet lease l-1 --node studio-1":                   `✗ give the ID of a lease to show it, or flags to make one, not both`,
-		"fleet lease --tenant acme --node a --count 2":      `✗ --count goes with --node-selector; --node is one node`,
-		"fleet lease --tenant acme --node a":                `✗ say for how long: --for DURATION, such as --for 7d, or --until TIME`,
-		"fleet lease --node a --for 1d --until 2026-03-02":  `✗ say for how long: --for DURATION, such as --for 7d, or --until TIME`,
-		"fleet lease --node a --until tomorrow":             `✗ --until: "tomorrow" is no time; write it like 2026-03-01, '2026-03-01 12:00' (UTC) or 2026-03-01T12:00:00+01:00`,
-		"fleet lease-set l-1":                               `✗ say what to change: --extend, --until or --auto-renew`,
-		"fleet lease-set l-1 --extend 1d --until 2026-04-1": `✗ --until: "2026-04-1" is no time; write it like 2026-03-01, '2026-03-01 12:00' (UTC) or 2026-03-01T12:00:00+01:00`,
-		"fleet lease-end l-1":                               `✗ End lease l-1 and delete its tenant's VMs on its nodes? This asks first, and there is no terminal to ask on; pass --yes to go ahead`,
-		"fleet scrub studio-1 --override":                   `✗ say why studio-1 is clean: --reason TEXT`,
-		"fleet scrub studio-1 --override --reason x":        `✗ Take studio-1 as clean without a scrub? What its last tenant left there may reach the next. This asks first, and there is no terminal to ask on; pass --yes to go ahead`,
-		"fleet usage --by week":                             `✗ --by: "week" must be of tenant, pool, day`,
-		"fleet ledger-adjust acme --reason x":               `✗ say how much: --amount AMOUNT; below 0 is a credit, as in --amount -12.50`,
-		"fleet ledger-adjust acme --amount 1":               `✗ say why: --reason TEXT`,
-		"fleet ledger-adjust acme --amount 1,5 --reason x":  `✗ --amount: "1,5" is no amount; write it like 12.50 or -0.000125, with six decimals at most`,
+		"fleet tenant-create Acme":                                 `✗ name must be 1-40 characters of a-z, 0-9 and -`,
+		"fleet tenant-create acme --max-vms many":                  `✗ --max-vms: "many" is no limit; write a whole number, or none for no limit`,
+		"fleet tenant-create acme --max-vms -1":                    `✗ --max-vms: "-1" is no limit; write a whole number, or none for no limit`,
+		"fleet tenant-create acme --max-memory 64":                 `✗ --max-memory: "64" is no size; write it like 16G, 16GiB or 512M`,
+		"fleet tenant-create acme --max-ttl 5":                     `✗ --max-ttl: "5" is no duration; write it like 90s, 30m, 2h or 7d`,
+		"fleet tenant-set acme --policy boots=1":                   `✗ --policy: there is no setting "boots"; choose of allow_shared_pool_claims, require_lease_for_macos, isolate_tenant_networks, min_lease_hours`,
+		"fleet tenant-set acme --policy max_boots_per_node=2":      `✗ --policy: there is no setting "max_boots_per_node"; choose of allow_shared_pool_claims, require_lease_for_macos, isolate_tenant_networks, min_lease_hours`,
+		"fleet tenant-set acme --policy min_lease_hours=default":   `✗ --policy min_lease_hours: "default" must be true, false, a whole number or fleet`,
+		"fleet tenant-create acme --policy min_lease_hours=100000": `✗ policy.min_lease_hours must be a whole number from 0 to 8784`,
+		"fleet tenant-set acme":                                    `✗ say what to change, such as --max-vms 40; see fluxctl fleet tenant-set --help`,
+		"fleet tenant-rm acme":                                     `✗ Remove tenant acme and its keys? This asks first, and there is no terminal to ask on; pass --yes to go ahead`,
+		"fleet keys":                                               `✗ say whose keys: fluxctl fleet keys TENANT, or --operator`,
+		"fleet keys acme --operator":                               `✗ give TENANT or --operator, not both`,
+		"fleet key-create":                                         `✗ say whose keys: fluxctl fleet key-create TENANT, or --operator`,
+		"fleet key-create acme --role operator":                    `✗ role must be tenant or viewer`,
+		"fleet key-create --operator --role tenant":                `✗ role must be operator or viewer`,
+		"fleet key-revoke acme":                                    `✗ say which key: fluxctl fleet key-revoke acme ID; fluxctl fleet keys acme lists them`,
+		"fleet policy --set min_lease_hours":                       `✗ --set "min_lease_hours" must be KEY=VALUE`,
+		"fleet policy --set min_lease_hours=soon":                  `✗ --set min_lease_hours: "soon" must be true, false, a whole number or default`,
+		"fleet policy --set min_lease_hours=true":                  `✗ --set: a value has the wrong kind; fluxctl fleet policy shows how each is written`,
+		"fleet policy --set min_lease=1":                           `✗ --set: there is no setting "min_lease"; choose of allow_shared_pool_claims, require_lease_for_macos, isolate_tenant_networks, min_lease_hours, max_boots_per_node`,
+		"fleet prices --file /nowhere/prices.json":                 `✗ cannot read --file: open /nowhere/prices.json: no such file or directory`,
+		"fleet prices --file " + part:                              "✗ --file " + part + ": lease is required",
+		"fleet prices --file -":                                    `✗ --file -: unknown field "vms" before byte 27; check its spelling`,
+		"fleet lease":                                              `✗ say what to lease: --node NODE, or --node-selector KEY=VALUE with --count NUMBER`,
+		"fleet lease l-1 --node studio-1":                          `✗ give the ID of a lease to show it, or flags to make one, not both`,
+		"fleet lease --tenant acme --node a --count 2":             `✗ --count goes with --node-selector; --node is one node`,
+		"fleet lease --tenant acme --node a":                       `✗ say for how long: --for DURATION, such as --for 7d, or --until TIME`,
+		"fleet lease --node a --for 1d --until 2026-03-02":         `✗ say for how long: --for DURATION, such as --for 7d, or --until TIME`,
+		"fleet lease --node a --until tomorrow":                    `✗ --until: "tomorrow" is no time; write it like 2026-03-01, '2026-03-01 12:00' (UTC) or 2026-03-01T12:00:00+01:00`,
+		"fleet lease-set l-1":                                      `✗ say what to change: --extend, --until or --auto-renew`,
+		"fleet lease-set l-1 --extend 1d --until 2026-04-1":        `✗ --until: "2026-04-1" is no time; write it like 2026-03-01, '2026-03-01 12:00' (UTC) or 2026-03-01T12:00:00+01:00`,
+		"fleet lease-end l-1":                                      `✗ End lease l-1 and delete its tenant's VMs on its nodes? This asks first, and there is no terminal to ask on; pass --yes to go ahead`,
+		"fleet scrub studio-1 --override":                          `✗ say why studio-1 is clean: --reason TEXT`,
+		"fleet scrub studio-1 --override --reason x":               `✗ Take studio-1 as clean without a scrub? What its last tenant left there may reach the next. This asks first, and there is no terminal to ask on; pass --yes to go ahead`,
+		"fleet usage --by week":                                    `✗ --by: "week" must be of tenant, pool, day`,
+		"fleet ledger-adjust acme --reason x":                      `✗ say how much: --amount AMOUNT; below 0 is a credit, as in --amount -12.50`,
+		"fleet ledger-adjust acme --amount 1":                      `✗ say why: --reason TEXT`,
+		"fleet ledger-adjust acme --amount 1,5 --reason x":         `✗ --amount: "1,5" is no amount; write it like 12.50 or -0.000125, with six decimals at most`,
 	} {
 		t.Run(line, func(t *testing.T) {
 			if got := w.run(line); got != 2 {
@@ -386,20 +397,26 @@ func TestLedgerIsExportedAsTheAPIWritesIt(t *testing.T) {
 		}
 		writeJSON(w, http.StatusOK, page(leaseRow(), creditRow()))
 	}})
-	w := newWorld(t, f)
-	if got := w.run("fleet ledger --csv"); got != 0 {
-		t.Fatalf("exit code %d; %s", got, &w.err)
-	}
-	got, err := csv.NewReader(&w.out).ReadAll()
-	if err != nil {
-		t.Fatal(err)
-	}
 	want := [][]string{api.LedgerColumns()}
 	for _, r := range []api.LedgerRow{vmRow(), leaseRow(), creditRow()} {
 		want = append(want, r.Record())
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
+	for _, how := range []string{"-o csv", "--csv"} {
+		w := newWorld(t, f)
+		if got := w.run("fleet ledger " + how); got != 0 {
+			t.Fatalf("%s: exit code %d; %s", how, got, &w.err)
+		}
+		got, err := csv.NewReader(&w.out).ReadAll()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: -want +got:\n%s", how, diff)
+		}
+	}
+	w := newWorld(t, f)
+	if got := w.run("fleet tenants -o csv"); got != 2 || !strings.Contains(w.err.String(), "table, wide or json") {
+		t.Errorf("CSV of what has none: got %d, %s", got, &w.err)
 	}
 	w = newWorld(t, newFake(t, answers{"GET /fleet/ledger": api.Errorf(api.CodeForbidden, "not yours")}))
 	if got := w.run("fleet ledger --csv"); got != 4 {
@@ -419,7 +436,7 @@ func TestAmountsDoNotNeedThePrices(t *testing.T) {
 func TestPricesReadFromAFileArePutWhole(t *testing.T) {
 	f := newFake(t, wholeFleet())
 	w := newWorld(t, f)
-	w.in = `{"currency":"EUR","vm":[{"guest_os":"linux","vcpu_hour_micros":10000,"gib_hour_micros":5000,"on_leased":false}],"version":3}`
+	w.in = `{"currency":"EUR","vm":[{"guest_os":"linux","vcpu_hour_micros":10000,"gib_hour_micros":5000,"on_leased":false}],"lease":[],"pool":[],"version":3}`
 	if got := w.run("fleet prices --file -"); got != 0 || !strings.HasPrefix(w.out.String(), "✓ Changed the prices") {
 		t.Fatalf("got %d, %s, %s", got, &w.out, &w.err)
 	}

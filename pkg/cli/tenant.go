@@ -67,7 +67,15 @@ func (v *limitValue) orNil() *int64 {
 // tenantFlags are the limits that a person may set for a tenant.
 type tenantFlags struct {
 	vms, vcpus, memory, macos, leases, pools, defaultTTL, maxTTL limitValue
+
+	policy []string // NAME=VALUE
 }
+
+// asFleet is typed where a tenant has no policy of its own.
+const asFleet = "fleet"
+
+// tenantSettingNames are the settings of the policy that a tenant may have of its own.
+const tenantSettingNames = "allow_shared_pool_claims, require_lease_for_macos, isolate_tenant_networks, min_lease_hours"
 
 func (f *tenantFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
@@ -88,20 +96,38 @@ func (f *tenantFlags) register(cmd *cobra.Command) {
 		l.value.kind = l.kind
 		flags.Var(l.value, l.name, l.usage)
 	}
+	flags.StringArrayVar(&f.policy, "policy", nil, "a setting of the policy that differs from the fleet's, `NAME=VALUE`; the value "+asFleet+" takes it off; may be repeated")
+	fixed(cmd, "policy", strings.Split(strings.ReplaceAll(tenantSettingNames+",", ",", "="), " ")...)
 }
 
-func (f *tenantFlags) request(name string) api.TenantRequest {
-	return api.TenantRequest{Name: name, DefaultTTLSeconds: f.defaultTTL.orNil(), MaxTTLSeconds: f.maxTTL.orNil(), Quota: api.Quota{
+func (f *tenantFlags) policyPatch() (p api.TenantPolicyPatch, err error) {
+	return p, readSettings("policy", f.policy, asFleet, tenantSettingNames, &p)
+}
+
+func (f *tenantFlags) request(name string) (api.TenantRequest, error) {
+	p, err := f.policyPatch()
+	if err != nil {
+		return api.TenantRequest{}, err
+	}
+	r := api.TenantRequest{Name: name, DefaultTTLSeconds: f.defaultTTL.orNil(), MaxTTLSeconds: f.maxTTL.orNil(), Quota: api.Quota{
 		MaxVMs: f.vms.orNil(), MaxVCPUs: f.vcpus.orNil(), MaxMemoryMiB: f.memory.orNil(),
 		MaxMacOSGuests: f.macos.orNil(), MaxLeases: f.leases.orNil(), MaxPools: f.pools.orNil(),
 	}}
+	r.Policy = api.TenantPolicy{AllowSharedPoolClaims: p.AllowSharedPoolClaims.OrNil(), RequireLeaseForMacOS: p.RequireLeaseForMacOS.OrNil(),
+		IsolateTenantNetworks: p.IsolateTenantNetworks.OrNil(), MinLeaseHours: p.MinLeaseHours.OrNil()}
+	return r, r.Check()
 }
 
-func (f *tenantFlags) patch() api.TenantPatch {
-	return api.TenantPatch{DefaultTTLSeconds: f.defaultTTL.limit, MaxTTLSeconds: f.maxTTL.limit, Quota: api.QuotaPatch{
+func (f *tenantFlags) patch() (api.TenantPatch, error) {
+	p, err := f.policyPatch()
+	if err != nil {
+		return api.TenantPatch{}, err
+	}
+	patch := api.TenantPatch{Policy: p, DefaultTTLSeconds: f.defaultTTL.limit, MaxTTLSeconds: f.maxTTL.limit, Quota: api.QuotaPatch{
 		MaxVMs: f.vms.limit, MaxVCPUs: f.vcpus.limit, MaxMemoryMiB: f.memory.limit,
 		MaxMacOSGuests: f.macos.limit, MaxLeases: f.leases.limit, MaxPools: f.pools.limit,
 	}}
+	return patch, patch.Check()
 }
 
 func (a *app) tenants() *cobra.Command {
@@ -185,7 +211,7 @@ func (a *app) tenant() *cobra.Command {
 }
 
 func (a *app) showTenant(t heldTenant) {
-	a.fields(t.Name, field{"default TTL", limitWords(t.DefaultTTLSeconds, ttl)}, field{"max TTL", limitWords(t.MaxTTLSeconds, ttl)}, field{"created", a.moment(t.CreatedAt)})
+	a.fields(t.Name, field{"default TTL", limitWords(t.DefaultTTLSeconds, ttl)}, field{"max TTL", limitWords(t.MaxTTLSeconds, ttl)}, field{"own policy", ownPolicy(t.Policy)}, field{"created", a.moment(t.CreatedAt)})
 	fmt.Fprintln(a.env.Out)
 	g := a.grid("RESOURCE", "USED", "LIMIT", "SHARE")
 	for _, r := range []struct {
@@ -226,8 +252,8 @@ func (a *app) createTenant() *cobra.Command {
   fluxctl fleet key-create acme > acme.key`,
 		Args: takes("NAME"), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: a.onFleet(func(ctx context.Context, c *client.Client, args []string) error {
-			req := f.request(args[0])
-			if err := req.Check(); err != nil {
+			req, err := f.request(args[0])
+			if err != nil {
 				return err
 			}
 			t, err := during(ctx, a, req.Name, func(ctx context.Context) (api.Tenant, error) { return c.CreateTenant(ctx, req, "") })
@@ -237,7 +263,7 @@ func (a *app) createTenant() *cobra.Command {
 			if ok, err := a.json(t); ok {
 				return err
 			}
-			a.done("Created tenant "+t.Name+": "+quotaWords(t), "Give it a key: fluxctl fleet key-create "+t.Name+" > FILE")
+			a.done("Created tenant "+t.Name+": "+quotaWords(t), policyWords(t.Policy), "Give it a key: fluxctl fleet key-create "+t.Name+" > FILE")
 			return nil
 		}),
 	}
@@ -267,21 +293,48 @@ func quotaWords(t api.Tenant) string {
 	return "limits " + strings.Join(out, ", ")
 }
 
+// policyWords says in a line where a tenant's policy differs from the fleet's; empty where it does not.
+func policyWords(p api.TenantPolicy) string {
+	words := ownPolicy(p)
+	if words == "" {
+		return ""
+	}
+	return "Its own policy: " + words
+}
+
+// ownPolicy lists the settings that are a tenant's own.
+func ownPolicy(p api.TenantPolicy) string {
+	var out []string
+	for _, s := range []struct {
+		name string
+		own  *bool
+	}{{"allow_shared_pool_claims", p.AllowSharedPoolClaims}, {"require_lease_for_macos", p.RequireLeaseForMacOS}, {"isolate_tenant_networks", p.IsolateTenantNetworks}} {
+		if s.own != nil {
+			out = append(out, s.name+"="+strconv.FormatBool(*s.own))
+		}
+	}
+	if p.MinLeaseHours != nil {
+		out = append(out, "min_lease_hours="+number(*p.MinLeaseHours))
+	}
+	return strings.Join(out, ", ")
+}
+
 func (a *app) setTenant() *cobra.Command {
 	var f tenantFlags
 	cmd := &cobra.Command{
-		Use: "tenant-set NAME", Short: "Change a tenant's limits",
-		Long: "Change a tenant's limits. What it holds already stays, even beyond a limit; only more of it is refused. none takes a\nlimit off, 0 allows nothing of the kind.",
+		Use: "tenant-set NAME", Short: "Change a tenant's limits and policy",
+		Long: "Change a tenant's limits. What it holds already stays, even beyond a limit; only more of it is refused. none takes a\nlimit off, 0 allows nothing of the kind. --policy makes it differ from\nfluxctl fleet policy.",
 		Example: `  fluxctl fleet tenant-set acme --max-vms 40
-  fluxctl fleet tenant-set acme --max-vms none --default-ttl 2h`,
+  fluxctl fleet tenant-set acme --max-vms none --default-ttl 2h
+  fluxctl fleet tenant-set acme --policy allow_shared_pool_claims=true --policy min_lease_hours=fleet`,
 		Args: takes("NAME"), ValidArgsFunction: a.completeArgs(a.tenantNames, 1),
 		RunE: a.onFleet(func(ctx context.Context, c *client.Client, args []string) error {
-			p := f.patch()
-			if p == (api.TenantPatch{}) {
-				return usagef("say what to change, such as --max-vms 40; see fluxctl fleet tenant-set --help")
-			}
-			if err := p.Check(); err != nil {
+			p, err := f.patch()
+			switch {
+			case err != nil:
 				return err
+			case p == (api.TenantPatch{}):
+				return usagef("say what to change, such as --max-vms 40; see fluxctl fleet tenant-set --help")
 			}
 			t, err := during(ctx, a, args[0], func(ctx context.Context) (api.Tenant, error) { return c.PatchTenant(ctx, args[0], p) })
 			if err != nil {
@@ -290,7 +343,7 @@ func (a *app) setTenant() *cobra.Command {
 			if ok, err := a.json(t); ok {
 				return err
 			}
-			a.done("Changed tenant " + t.Name + ": " + quotaWords(t))
+			a.done("Changed tenant "+t.Name+": "+quotaWords(t), policyWords(t.Policy))
 			return nil
 		}),
 	}

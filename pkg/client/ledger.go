@@ -41,15 +41,19 @@ func (c *Client) Adjust(ctx context.Context, req api.AdjustmentRequest, key stri
 
 // UsageQuery says what Usage sums up.
 type UsageQuery struct {
-	From    api.Time // 0: from the beginning
+	Tenant  string   // empty: the client's tenant, if it acts for one, else all that the token may see
+	From    api.Time // 0: from the beginning of this month (UTC)
 	To      api.Time // 0: up to now
-	GroupBy []string // of tenant, pool and day; empty: one sum
+	GroupBy []string // of tenant, pool and day; empty: by tenant
 }
 
 // Usage sums up the stretches of a period.
 func (c *Client) Usage(ctx context.Context, u UsageQuery) (api.Usage, error) {
 	var out api.Usage
-	q := given("from", u.From.String(), "to", u.To.String(), "group_by", strings.Join(u.GroupBy, ","))
+	if u.Tenant == "" {
+		u.Tenant = c.tenant
+	}
+	q := given("tenant", u.Tenant, "from", u.From.String(), "to", u.To.String(), "group_by", strings.Join(u.GroupBy, ","))
 	_, err := c.caller.do(ctx, call{method: http.MethodGet, path: "/fleet/usage", query: q, out: &out})
 	return out, err
 }

@@ -30,7 +30,7 @@ func (c *Client) CreateTenant(ctx context.Context, req api.TenantRequest, key st
 	return post[api.Tenant](ctx, c.caller, tenantsPath, key, req)
 }
 
-// PatchTenant changes limits; only the fields that are set are sent.
+// PatchTenant changes limits and policy; only the fields that are set are sent.
 func (c *Client) PatchTenant(ctx context.Context, name string, p api.TenantPatch) (api.Tenant, error) {
 	return patch[api.Tenant](ctx, c.caller, at(tenantsPath, name), p)
 }
@@ -50,8 +50,9 @@ func (c *Client) TenantKeys(ctx context.Context, tenant string) iter.Seq2[api.Ke
 	return pages[api.Key](ctx, c.caller, at(tenantsPath, tenant, "keys"), nil)
 }
 
-// CreateTenantKey makes a key with role tenant or viewer. Its secret is shown only in this answer; it is empty when that
-// answer was lost and asked for again, since the fleet keeps none. An empty idempotency key is a random one.
+// CreateTenantKey makes a key with role tenant or viewer. Its secret is shown only in this answer, since the fleet keeps
+// none: a repeat under the idempotency key that made it is refused with api.CodeConflict (409). When the answer was lost,
+// revoke that key and make one under another idempotency key. An empty idempotency key is a random one.
 func (c *Client) CreateTenantKey(ctx context.Context, tenant string, req api.KeyRequest, key string) (api.Key, error) {
 	return post[api.Key](ctx, c.caller, at(tenantsPath, tenant, "keys"), key, req)
 }
@@ -91,9 +92,10 @@ func (c *Client) Prices(ctx context.Context) (api.Prices, error) {
 	return get[api.Prices](ctx, c.caller, pricesPath)
 }
 
-// PutPrices replaces all prices. Stretches that are open keep the rate they began with.
+// PutPrices replaces all prices; a nil list is an empty one. Stretches that are open keep the rate they began with.
 func (c *Client) PutPrices(ctx context.Context, p api.Prices) (api.Prices, error) {
 	p.Version = 0 // the server's to say
+	p.VM, p.Lease, p.Pool = append([]api.VMPrice{}, p.VM...), append([]api.LeasePrice{}, p.Lease...), append([]api.VMPrice{}, p.Pool...)
 	var raw []byte
 	if _, err := c.caller.do(ctx, call{method: http.MethodPut, path: pricesPath, body: p, out: &raw}); err != nil {
 		return api.Prices{}, err

@@ -83,7 +83,7 @@ func TestTenantsAndMoneyAreAskedForAsTheContractSays(t *testing.T) {
 		}},
 		{"GET /fleet/prices", api.Prices{}, func(ctx context.Context, c *Client) error { _, err := c.Prices(ctx); return err }},
 		{`PUT /fleet/prices {"currency":"EUR","vm":[],"lease":[],"pool":[]}`, api.Prices{Currency: "EUR"}, func(ctx context.Context, c *Client) error {
-			_, err := c.PutPrices(ctx, api.Prices{Currency: "EUR", VM: []api.VMPrice{}, Lease: []api.LeasePrice{}, Pool: []api.VMPrice{}, Version: 9})
+			_, err := c.PutPrices(ctx, api.Prices{Currency: "EUR", VM: []api.VMPrice{}, Version: 9})
 			return err
 		}},
 		{"GET /fleet/leases?node=studio-1&state=active", api.List[api.Lease]{}, func(ctx context.Context, c *Client) error {
@@ -109,6 +109,10 @@ func TestTenantsAndMoneyAreAskedForAsTheContractSays(t *testing.T) {
 		}},
 		{`POST /fleet/ledger {"tenant":"acme","amount_micros":-5,"reason":"credit"}`, api.LedgerRow{}, func(ctx context.Context, c *Client) error {
 			_, err := c.Adjust(ctx, api.AdjustmentRequest{Tenant: "acme", AmountMicros: -5, Reason: "credit"}, "")
+			return err
+		}},
+		{"GET /fleet/usage?tenant=beta", api.Usage{}, func(ctx context.Context, c *Client) error {
+			_, err := c.Usage(ctx, UsageQuery{Tenant: "beta"})
 			return err
 		}},
 		{"GET /fleet/usage?group_by=tenant%2Cday&to=2026-03-01T00%3A00%3A00.000Z", api.Usage{}, func(ctx context.Context, c *Client) error {

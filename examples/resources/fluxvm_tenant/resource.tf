@@ -9,6 +9,11 @@ resource "fluxvm_tenant" "acme" {
     max_leases       = 0
   }
 
+  # This one may take VMs from shared pools, whatever the fleet's policy says of others.
+  policy = {
+    allow_shared_pool_claims = true
+  }
+
   default_ttl_seconds = 14400
   max_ttl_seconds     = 604800
 }
