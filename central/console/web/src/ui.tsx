@@ -1,6 +1,6 @@
 import { signal } from "@preact/signals";
 import type { ComponentChildren, JSX } from "preact";
-import { useEffect, useId, useRef, useState } from "preact/hooks";
+import { useEffect, useId, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { clockSkew, Problem } from "./api.ts";
 import { ago, reasons, span } from "./format.ts";
 
@@ -63,7 +63,7 @@ export function Until({ at, past }: { at: string; past: string }) {
 export const Bar = ({ value, max, label, tone }: { value: number; max: number; label: string; tone?: Tone | "plain" }) => {
   const share = max > 0 ? Math.min(1, value / max) : 0;
   return (
-    <div class={`bar ${tone ?? (share > 0.9 ? "bad" : share > 0.75 ? "warn" : "")}`} role="meter" aria-label={label} aria-valuemin={0} aria-valuemax={max} aria-valuenow={Math.min(value, max)}>
+    <div class={`bar ${tone ?? (share > 0.9 ? "warn" : "")}`} role="meter" aria-label={label} aria-valuemin={0} aria-valuemax={max} aria-valuenow={Math.min(value, max)}>
       <i style={{ width: `${share * 100}%` }} />
     </div>
   );
@@ -196,14 +196,14 @@ export const Toasts = () => (
 
 // ---- dialogs ----
 
-/** A modal dialog. The browser keeps the focus inside and gives it back. */
+/** A modal dialog. The browser keeps the focus inside; afterwards it goes back to where it was. */
 export function Dialog({ title, close, children, wide }: { title: string; close: () => void; children: ComponentChildren; wide?: boolean }) {
   const ref = useRef<HTMLDialogElement>(null);
   const id = useId();
-  useEffect(() => {
-    const d = ref.current!;
-    if (!d.open) d.showModal();
-    return () => d.close();
+  useLayoutEffect(() => {
+    const before = document.activeElement;
+    ref.current!.showModal();
+    return () => setTimeout(() => before instanceof HTMLElement && before.isConnected && before.focus());
   }, []);
   return (
     <dialog ref={ref} class={wide ? "wide" : ""} aria-labelledby={id} onCancel={(e) => (e.preventDefault(), close())} onMouseDown={(e) => e.target === ref.current && close()}>

@@ -10,7 +10,7 @@ const verbs: Record<string, string> = {
   "POST /fleet/pools": "created pool", "PATCH /fleet/pools/{name}": "changed pool", "DELETE /fleet/pools/{name}": "deleted pool", "POST /fleet/pools/{name}/roll": "rolls pool",
   "POST /fleet/nodes/{name}/cordon": "cordoned", "POST /fleet/nodes/{name}/uncordon": "uncordoned", "POST /fleet/nodes/{name}/drain": "drains", "PATCH /fleet/nodes/{name}": "changed host", "DELETE /fleet/nodes/{name}": "removed host", "POST /fleet/nodes/{name}/scrub": "scrubs",
   "POST /fleet/leases": "leased", "DELETE /fleet/leases/{id}": "ended lease", "PATCH /fleet/leases/{id}": "changed lease",
-  "POST /fleet/tenants": "added tenant", "PATCH /fleet/tenants/{name}": "changed tenant", "DELETE /fleet/tenants/{name}": "removed tenant", "POST /fleet/tenants/{name}/keys": "made a key for", "DELETE /fleet/tenants/{name}/keys/{id}": "revoked a key of",
+  "POST /fleet/tenants": "added tenant", "PATCH /fleet/tenants/{name}": "changed tenant", "DELETE /fleet/tenants/{name}": "removed tenant", "POST /fleet/tenants/{name}/keys": "made a key", "DELETE /fleet/tenants/{name}/keys/{id}": "revoked a key",
   "POST /fleet/images": "added image", "PATCH /fleet/images/{name}": "changed image", "DELETE /fleet/images/{name}": "removed image", "PATCH /fleet/policy": "changed the policy", "PUT /fleet/prices": "set the prices",
   "POST /fleet/join-tokens": "made a join token", "POST /fleet/register": "joined", InitCluster: "began cluster", "POST /fleet/ledger": "adjusted the ledger of",
   replace: "replaced", "hand-over": "handed over", boot: "booted a VM for", end: "ended", start: "started lease", renew: "renewed lease", ended: "ended lease", scrub: "scrubbed after lease", reboot: "rebooted",
@@ -18,6 +18,16 @@ const verbs: Record<string, string> = {
 
 /** What was done, in a few words; an action that is not known here is shown as it is. */
 export const verb = (a: Activity) => verbs[a.action] ?? a.action;
+
+const uuid = /^[0-9a-f]{8}-[0-9a-f-]{27}$/;
+
+/** Ids are shortened, and what a verb says already is left out. */
+const short = (text: string) => (uuid.test(text) ? text.slice(0, 8) : text);
+const target = (a: Activity) => (a.action.endsWith("/" + a.target) ? "" : short(a.target));
+
+/** A detail in words: reasons speak for themselves. */
+const prefix: Record<string, string> = { reason: "", error: "", node: "on ", ends_at: "ends " };
+const detail = (k: string, v: unknown) => (k in prefix ? prefix[k] + String(v) : `${k.replaceAll("_", " ")} ${typeof v === "object" ? JSON.stringify(v) : short(String(v))}`);
 
 const good = (a: Activity) => a.outcome === "ok" || a.outcome === "" || a.outcome === "applied";
 
@@ -27,9 +37,9 @@ function Line({ item: a }: { item: Activity }) {
   return (
     <li>
       <div>
-        <span class="actor">{a.actor}</span> <span class="dim" title={a.action}>{verb(a)}</span> {vm ? <a href={to("vms", vm)}>{a.target}</a> : <strong>{a.target}</strong>}
+        <span class="actor">{a.actor}</span> <span class="dim" title={a.action}>{verb(a)}</span> {vm ? <a href={to("vms", vm)}>{a.target}</a> : <strong title={a.target}>{target(a)}</strong>}
         {!good(a) && <Tag tone="bad">{a.outcome}</Tag>}
-        {rest.length > 0 && <p class="dim small">{rest.map(([k, v]) => `${k.replaceAll("_", " ")} ${typeof v === "object" ? JSON.stringify(v) : String(v)}`).join(" · ")}</p>}
+        {rest.length > 0 && <p class="dim small">{rest.map(([k, v]) => detail(k, v)).join(" · ")}</p>}
       </div>
       <Ago at={a.at} />
     </li>

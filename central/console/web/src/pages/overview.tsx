@@ -7,7 +7,7 @@ import { count, mib, ms, percent } from "../format.ts";
 import { cluster, happened, leases, nodes, pools, vms } from "../live.ts";
 import { link } from "../route.ts";
 import { me } from "../session.ts";
-import { Ago, Bar, Empty, Facts, Page, Panel, Skeleton, Tag } from "../ui.tsx";
+import { Ago, Bar, Empty, Page, Panel, Skeleton, Tag } from "../ui.tsx";
 import { ActivityItems } from "./activity.tsx";
 import { Dots, stateTag } from "./pools.tsx";
 import { QuotaBars } from "./tenant.tsx";
@@ -22,7 +22,7 @@ function useActivity() {
       try {
         const [a, b] = await Promise.all([
           get<ListPage<Activity>>("/fleet/activity?limit=500&action=" + encodeURIComponent("POST /fleet/vms")),
-          get<ListPage<Activity>>("/fleet/activity?limit=8"),
+          get<ListPage<Activity>>("/fleet/activity?limit=6"),
         ]);
         if (!gone) setLaunches(a.items), setRecent(b.items);
       } catch {
@@ -158,14 +158,14 @@ function PoolPanel() {
         <Empty title="No warm pool yet">A pool keeps VMs of one image booted, so that a launch takes one that already runs. <a href={link("pools")}>Create one</a>.</Empty>
       ) : (
         <ul class="pool-lines">
-          {p.slice(0, 8).map((one) => (
+          {p.slice(0, 10).map((one) => (
             <li key={one.name}>
               <a href={link("pools")}>{one.name}</a>
               <Dots pool={one} />
               {stateTag(one)}
             </li>
           ))}
-          {p.length > 8 && <li class="dim">and {p.length - 8} more</li>}
+          {p.length > 10 && <li class="dim">and {p.length - 10} more</li>}
         </ul>
       )}
     </Panel>
@@ -186,9 +186,17 @@ function LeasePanel() {
   const l = leases.value?.filter((one) => one.state !== "ended");
   return (
     <Panel title="Leases" actions={<a href={link("leases")}>All leases</a>}>
-      {!l ? <Skeleton /> : l.length === 0 ? <Empty title="No lease">A lease makes whole hosts yours. <a href={link("leases")}>Lease a host</a>.</Empty> : l.slice(0, 5).map((one) => (
-        <Facts key={one.id} of={[[one.nodes.join(", ") || "no host yet", one.state], ["Ends", <Ago at={one.ends_at} none="open" />]]} />
-      ))}
+      {!l ? <Skeleton /> : l.length === 0 ? <Empty title="No lease">A lease makes whole hosts yours. <a href={link("leases")}>Lease a host</a>.</Empty> : (
+        <ul class="pool-lines">
+          {l.slice(0, 8).map((one) => (
+            <li key={one.id}>
+              <span>{one.nodes.join(", ") || "no host yet"}</span>
+              <span class="dim">{one.ends_at ? <>ends <Ago at={one.ends_at} /></> : "no end"}</span>
+              <Tag tone={one.state === "active" ? "ok" : one.state === "scrub_failed" ? "bad" : "info"}>{one.state}</Tag>
+            </li>
+          ))}
+        </ul>
+      )}
     </Panel>
   );
 }
