@@ -14,7 +14,8 @@ const (
 	roleOperator role = "operator"
 	roleViewer   role = "viewer" // an operator's viewer, or with a tenant that tenant's
 	roleTenant   role = "tenant"
-	roleNode     role = "node" // shows a credential; the handler holds it to the node that it speaks for
+	roleNode     role = "node"    // shows a credential; the handler holds it to the node that it speaks for
+	roleReplica  role = "replica" // shows a join token; the state holds it to that
 )
 
 // access is who may use a route. What a tenant sees there is its own.
@@ -23,6 +24,7 @@ type access string
 const (
 	forAnyone   access = "anyone" // no token needed
 	forNodes    access = "nodes"
+	forReplicas access = "replicas" // that want to join; and the operator
 	forOperator access = "operator" // and its viewers, to read
 	forTenants  access = "tenants"  // and the operator; viewers of both, to read
 )
@@ -48,6 +50,8 @@ func (c caller) may(who access, method string) bool {
 		return true
 	case who == forNodes:
 		return c.role == roleNode
+	case who == forReplicas:
+		return c.role == roleReplica
 	case who == forOperator && c.tenant != "", c.role == roleNode:
 		return false
 	case c.role == roleViewer:
@@ -79,6 +83,8 @@ func (q *request) authenticate(rt route) error {
 		q.r.used.note(key.ID, q.r.clock.now())
 	case rt.who == forNodes:
 		q.caller = caller{role: roleNode, secret: token}
+	case rt.who == forReplicas && strings.HasPrefix(token, joinPrefix):
+		q.caller = caller{role: roleReplica, actor: "replica", secret: token}
 	default:
 		return unknownToken()
 	}

@@ -30,6 +30,10 @@ var samples = map[string]sample{
 	"POST /fleet/register":                   {path: "/fleet/register"}, // its body is the node's
 	"GET /fleet/events":                      {path: "/fleet/events"},
 	"GET /fleet/cluster":                     {path: "/fleet/cluster"},
+	"POST /fleet/cluster/replicas":           {path: "/fleet/cluster/replicas", body: body{"name": "central-9", "cluster_addr": "central-9:1"}, want: 201},
+	"DELETE /fleet/cluster/replicas/{name}":  {path: "/fleet/cluster/replicas/central-9", want: 204},
+	"POST /fleet/cluster/transfer":           {path: "/fleet/cluster/transfer", want: 204},
+	"POST /fleet/cluster/snapshot":           {path: "/fleet/cluster/snapshot"},
 	"POST /fleet/join-tokens":                {path: "/fleet/join-tokens", body: body{"kind": "node"}, want: 201},
 	"GET /fleet/activity":                    {path: "/fleet/activity"},
 	"GET /fleet/capacity":                    {path: "/fleet/capacity"},
@@ -246,6 +250,8 @@ func turn(rt route) int {
 		return 2
 	case rt.method == "DELETE":
 		return 3
+	case rt.path == "/fleet/cluster/transfer": // what is asked while the next one gets ready is refused
+		return 4
 	}
 	return 1
 }

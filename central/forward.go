@@ -83,10 +83,12 @@ type status struct {
 	Applied uint64 `json:"applied"`
 	Contact int64  `json:"contact_ms"` // -1: it never heard from a leader
 	Version string `json:"version"`
+
+	ClusterID string `json:"cluster_id"`
 }
 
 func (r *Replica) status() status {
-	out := status{Name: r.cfg.Name, URL: r.cfg.URL, Applied: r.log.AppliedIndex(), Contact: -1, Version: r.cfg.Version}
+	out := status{Name: r.cfg.Name, URL: r.cfg.URL, Applied: r.log.AppliedIndex(), Contact: -1, Version: r.cfg.Version, ClusterID: r.state.View().Meta().ClusterID}
 	if ago, ok := r.log.LastContact(); ok {
 		out.Contact = ago.Milliseconds()
 	}

@@ -37,6 +37,10 @@ func (r *Replica) routes() []route {
 		{"POST", "/fleet/register", forNodes, true, (*request).registerNode},
 		{"GET", "/fleet/events", forTenants, true, (*request).streamEvents},
 		{"GET", "/fleet/cluster", forOperator, false, (*request).getCluster},
+		{"POST", "/fleet/cluster/replicas", forReplicas, false, (*request).addReplica},
+		{"DELETE", "/fleet/cluster/replicas/{name}", forOperator, false, (*request).removeReplica},
+		{"POST", "/fleet/cluster/transfer", forOperator, false, (*request).transferLeadership},
+		{"POST", "/fleet/cluster/snapshot", forOperator, false, (*request).takeSnapshot},
 		{"POST", "/fleet/join-tokens", forOperator, false, (*request).createJoinToken},
 		{"GET", "/fleet/activity", forTenants, false, (*request).listActivity},
 		{"GET", "/fleet/capacity", forOperator, false, (*request).getCapacity},
@@ -104,6 +108,7 @@ func (r *Replica) PeerHandler() http.Handler {
 	outer := http.NewServeMux()
 	outer.HandleFunc("GET "+statusPath, r.serveStatus)
 	outer.HandleFunc("GET "+keyUsesPath, r.serveKeyUses)
+	outer.HandleFunc("GET "+standingPath, r.serveStanding)
 	outer.Handle("/", r.router(true))
 	return outer
 }

@@ -302,6 +302,7 @@ func (r *Replica) followPeers(ctx context.Context) {
 		if len(urls) > 0 {
 			r.known.Store(&urls)
 		}
+		r.notRemoved(ctx)
 		pause(ctx, peerPeriod)
 	}
 }

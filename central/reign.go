@@ -187,6 +187,7 @@ func (r *Replica) reignOnce(ctx context.Context, term uint64) error {
 	work.Go(func() { g.outcomes.run(ctx) })
 	work.Go(func() { g.observeAll(ctx) })
 	work.Go(func() { loop{"queue", queuePeriod, g.queue.poke, g.passQueue}.run(ctx, r.logger) })
+	work.Go(func() { loop{"member", memberPeriod, nil, g.passMembers}.run(ctx, r.logger) })
 	for _, l := range g.loops() {
 		work.Go(func() { l.run(ctx, r.logger) })
 	}

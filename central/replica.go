@@ -46,6 +46,11 @@ type Config struct {
 	// Bootstrap starts a cluster of Initial, or of this replica alone. Where there is state it changes nothing.
 	Bootstrap bool
 	Initial   []consensus.Server
+	// Join are API addresses of a running cluster that a replica without state becomes a member of, by JoinToken. Where
+	// there is state it changes nothing. JoinVia carries the request; nil means a client of its own.
+	Join      []string
+	JoinToken string
+	JoinVia   *http.Client
 	// OperatorToken is the first operator's, taken by the first leader. Empty: it makes one and writes it to
 	// DataDir/operator-token.
 	OperatorToken string
@@ -86,6 +91,7 @@ type Replica struct {
 	stored  atomic.Int64 // index up to which the log was there before this process; -1 until it is known
 	peers   *http.Client // to other replicas, over their cluster ports
 	reign   atomic.Pointer[reign]
+	stands  atomic.Pointer[func() consensus.Standing]
 	closing chan struct{}            // closed when the replica ends, so that streams do
 	known   atomic.Pointer[[]string] // URLs of all replicas, as far as they have answered
 }
@@ -140,7 +146,7 @@ func New(cfg Config) (*Replica, error) {
 // Run serves until ctx ends, then hands leadership over and stops. An *consensus.ExitError says that the data
 // directory must not be used as it is.
 func (r *Replica) Run(ctx context.Context) (err error) {
-	conf := consensus.Config{Name: r.cfg.Name, DataDir: r.cfg.DataDir, Network: r.cfg.Network, FSM: machine{r}, Create: r.cfg.Bootstrap,
+	conf := consensus.Config{Name: r.cfg.Name, DataDir: r.cfg.DataDir, Network: r.cfg.Network, FSM: machine{r}, Create: r.cfg.Bootstrap || len(r.cfg.Join) > 0,
 		ElectionTimeout: r.cfg.ElectionTimeout, Logger: r.logger, Exit: r.cfg.Exit}
 	self := r.cfg.Name
 	if r.cfg.Network == nil {
@@ -156,9 +162,16 @@ func (r *Replica) Run(ctx context.Context) (err error) {
 		r.cfg.Peers = &http.Transport{DialContext: conf.Mux.DialHTTP, MaxIdleConnsPerHost: 32, IdleConnTimeout: 90 * time.Second}
 	}
 	r.peers = &http.Client{Transport: r.cfg.Peers}
+	inner := r.serveInner(conf.Mux)
+	defer inner.stop()
+	if err := r.enter(ctx, conf, self); err != nil {
+		return err
+	}
 	if r.log, err = consensus.Open(conf); err != nil {
 		return err
 	}
+	stands := r.log.Standing
+	r.stands.Store(&stands)
 	r.stored.Store(int64(r.log.LastIndexAtStart()))
 	if r.cfg.Bootstrap {
 		servers := r.cfg.Initial
@@ -169,23 +182,67 @@ func (r *Replica) Run(ctx context.Context) (err error) {
 			return errors.Join(err, r.log.Close())
 		}
 	}
-	return r.serve(ctx, conf.Mux)
+	return r.serve(ctx, conf.Mux, inner)
 }
 
-// serve runs the leadership and, unless in memory, both HTTP servers, until ctx ends or a server fails.
-func (r *Replica) serve(ctx context.Context, port *consensus.Mux) error {
+// enter makes sure, before the log is opened, that a replica without state may take part: as one of an initial set, or
+// as one that the cluster has let in. Until the log is open nobody can get this replica's vote.
+func (r *Replica) enter(ctx context.Context, conf consensus.Config, self string) error {
+	if !conf.Create {
+		return nil
+	}
+	found, err := consensus.Look(conf)
+	if err != nil {
+		return err
+	}
+	stands := func() consensus.Standing { return found }
+	r.stands.Store(&stands)
+	switch {
+	case !found.Blank:
+		return nil
+	case len(r.cfg.Join) > 0:
+		return r.join(ctx, self)
+	}
+	return r.mayStart(ctx)
+}
+
+// inner is the HTTP server behind the cluster port. It runs before the log is open.
+type inner struct {
+	server *http.Server
+	failed chan error
+}
+
+func (r *Replica) serveInner(port *consensus.Mux) *inner {
+	in := &inner{failed: make(chan error, 1)}
+	if port == nil { // the caller serves PeerHandler
+		return in
+	}
+	in.server = r.server(r.PeerHandler())
+	go func() { in.failed <- in.server.Serve(port.HTTP()) }()
+	return in
+}
+
+// stop cuts what is left; its listener is the cluster port's.
+func (in *inner) stop() {
+	if in.server != nil {
+		_ = in.server.Close() // the port is closed by its owner
+		<-in.failed
+		in.server = nil
+	}
+}
+
+// serve runs the leadership and, unless in memory, the API, until ctx ends or a server fails.
+func (r *Replica) serve(ctx context.Context, port *consensus.Mux, in *inner) error {
 	leadCtx, stopLeading := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopLeading()
 	var work sync.WaitGroup
 	work.Go(func() { r.lead(leadCtx) })
 	work.Go(func() { r.followPeers(leadCtx) })
-	var servers []*http.Server
-	failed := make(chan error, 2)
+	var public *http.Server
+	failed := make(chan error, 1)
 	if port != nil {
-		public, inner := r.server(r.Handler()), r.server(r.PeerHandler())
-		servers = append(servers, public, inner)
+		public = r.server(r.Handler())
 		work.Go(func() { failed <- public.Serve(r.cfg.Listener) })
-		work.Go(func() { failed <- inner.Serve(port.HTTP()) })
 		r.logger.Info("serving", "name", r.cfg.Name, "url", r.cfg.URL, "cluster_addr", port.Advertise())
 	}
 	close(r.opened)
@@ -193,18 +250,21 @@ func (r *Replica) serve(ctx context.Context, port *consensus.Mux) error {
 	select {
 	case <-ctx.Done():
 	case err = <-failed:
+	case err = <-in.failed:
+		in.failed <- err // for stop
 	}
 	close(r.closing)
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
 	defer cancel()
-	if len(servers) > 0 {
-		_ = servers[0].Shutdown(stop) // what does not end in time is cut below
+	if public != nil {
+		_ = public.Shutdown(stop) // what does not end in time is cut below
 	}
 	stopLeading()
 	err = errors.Join(err, r.log.Close())
-	for _, s := range servers {
-		_ = s.Close() // its listeners are closed already
+	if public != nil {
+		_ = public.Close() // its listener is closed already
 	}
+	in.stop()
 	work.Wait()
 	r.calls.close()
 	r.peers.CloseIdleConnections()

@@ -72,25 +72,34 @@ func scenario(t *testing.T, seed uint64, f func(t *testing.T, r *rig)) {
 
 func (r *rig) start(name string) {
 	r.t.Helper()
+	r.startAs(name, func(*Config) {})
+}
+
+// startAs is start with another configuration.
+func (r *rig) startAs(name string, change func(*Config)) *member {
+	r.t.Helper()
 	m := &member{name: name, done: make(chan error, 1)}
 	var initial []consensus.Server
 	for _, n := range r.names {
 		initial = append(initial, consensus.Server{Name: n, Addr: n})
 	}
-	replica, err := New(Config{Name: name, Network: r.network, Bootstrap: true, Initial: initial, OperatorToken: operatorToken, ElectionTimeout: time.Second, URL: "http://" + name,
+	cfg := Config{Name: name, Network: r.network, Bootstrap: true, Initial: initial, OperatorToken: operatorToken, ElectionTimeout: time.Second, URL: "http://" + name,
 		Wall:  func() time.Time { return jumped(realStart.Add(time.Since(r.began)), time.Duration(m.jump.Load())) },
 		Peers: peersOf{r, name}, Nodes: nodesOf{r, name},
-		Exit: func(code int, message string) { r.t.Errorf("replica %s ended with %d: %s", name, code, message) }})
+		Exit: func(code int, message string) { r.t.Errorf("replica %s ended with %d: %s", name, code, message) }}
+	change(&cfg)
+	replica, err := New(cfg)
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	m.Replica, m.public, m.peer = replica, replica.Handler(), replica.PeerHandler()
 	ctx, cancel := context.WithCancel(context.Background())
 	m.cancel = cancel
-	go func() { m.done <- replica.Run(ctx) }()
 	r.mu.Lock()
 	r.members[name] = m
 	r.mu.Unlock()
+	go func() { m.done <- replica.Run(ctx) }()
+	return m
 }
 
 // end stops a replica in good order.

@@ -146,6 +146,8 @@ func (t *tx) dispatch() (any, error) {
 		return run(t, (*tx).retryScrub)
 	case KindAdjustLedger:
 		return run(t, (*tx).adjustLedger)
+	case KindAdmitReplica:
+		return run(t, (*tx).admitReplica)
 	}
 	return nil, fmt.Errorf("command kind %d is not known here; upgrade this replica", t.env.Kind)
 }

@@ -50,6 +50,7 @@ const (
 	KindReportScrub     Kind = 34
 	KindRetryScrub      Kind = 35
 	KindAdjustLedger    Kind = 36
+	KindAdmitReplica    Kind = 37
 )
 
 // format is the first byte of every command.
@@ -406,4 +407,12 @@ type RetryScrub struct {
 // AdjustLedger gives or takes money, with a reason.
 type AdjustLedger struct {
 	Request api.AdjustmentRequest `json:"request"`
+}
+
+// AdmitReplica lets a replica into the cluster: by a join token, or because the operator says so.
+type AdmitReplica struct {
+	Name      string `json:"name"`
+	Addr      string `json:"addr"` // its cluster address
+	TokenHash string `json:"token_hash,omitempty"`
+	Operator  bool   `json:"operator,omitempty"`
 }

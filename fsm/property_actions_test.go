@@ -191,6 +191,22 @@ func (m *model) joinToken(*rapid.T) {
 	}
 }
 
+func (m *model) admitReplica(*rapid.T) {
+	c := AdmitReplica{Name: m.pick([]string{"central-4", "n-central"}, "replica"), Addr: "10.0.0.4:7800"}
+	if c.Operator = m.chance(3, "by the operator"); !c.Operator {
+		c.TokenHash = m.pick(append(m.tokens, "no-token"), "token")
+	}
+	before, r, op, applied := m.keyed(KindAdmitReplica, "", c, c)
+	if !applied || r.Err != nil {
+		return
+	}
+	if have := before.JoinTokenByHash(c.TokenHash); !c.Operator && (have == nil || have.Kind != "replica") {
+		m.r.Fatalf("a replica was admitted by the token %+v", have)
+	}
+	m.saw("replica by " + map[bool]string{true: "operator", false: "token"}[c.Operator])
+	m.kept(r, KindAdmitReplica, op, c, c.Name)
+}
+
 func (m *model) createPool(*rapid.T) {
 	r := api.PoolRequest{Name: m.pick(append(modelPools, "s", "t", "u"), "pool"), Image: m.pick(modelImages, "image"), MinReady: new(rapid.IntRange(0, 3).Draw(m.r, "min_ready"))}
 	if m.chance(3, "max_total given") {

@@ -59,6 +59,18 @@ func (w *Network) Connected(a, b string) bool {
 // Wipe empties the disk of a replica that is not running.
 func (w *Network) Wipe(name string) { w.change(func() { delete(w.disks, name) }) }
 
+// Forget makes a replica that is not running one that never ran: its disk is empty, and no other has met it.
+func (w *Network) Forget(name string) {
+	w.change(func() {
+		delete(w.disks, name)
+		for _, d := range w.disks {
+			d.peers.mu.Lock()
+			delete(d.peers.met, name)
+			d.peers.mu.Unlock()
+		}
+	})
+}
+
 func (w *Network) connected(a, b string) bool {
 	return !w.cut[pair(a, b)] && !w.isolated[a] && !w.isolated[b]
 }
@@ -180,7 +192,7 @@ func (w *Network) disk(name string) *disk {
 	if d == nil {
 		store := raft.NewInmemStore()
 		d = &disk{
-			logs: store, stable: store, snapshots: &memorySnapshots{}, identity: &identity{},
+			logs: store, stable: store, snapshots: &memorySnapshots{}, identity: &identity{}, peers: &peers{met: map[string]bool{}},
 			usage: func() (int64, int64) { return 0, 0 },
 			close: func() error { return nil },
 		}

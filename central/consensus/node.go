@@ -178,7 +178,7 @@ func (n *Node) start(through func(transport) transport) (err error) {
 	} else {
 		inner = newTransport(cfg.Mux, cfg.Logger.Named("transport"))
 	}
-	n.trans = &ackedTransport{transport: through(inner), acks: make(map[raft.ServerID]ack)}
+	n.trans = &ackedTransport{transport: through(inner), met: n.disk.peers.note, acks: make(map[raft.ServerID]ack)}
 
 	// Room for a gain and a loss even while the listener is busy; raft itself waits for room.
 	notify := make(chan bool, 8)

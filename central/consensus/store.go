@@ -32,6 +32,7 @@ type disk struct {
 	stable    raft.StableStore
 	snapshots raft.SnapshotStore
 	identity  *identity
+	peers     *peers
 	dir       string                          // where a snapshot to restore may be spooled; empty in memory
 	usage     func() (bytes, freePages int64) // of the log store
 	close     func() error
@@ -41,6 +42,10 @@ type disk struct {
 // directory never was a member's.
 func openDisk(dir, name string, create bool, logger hclog.Logger) (*disk, error) {
 	id, err := readIdentity(filepath.Join(dir, "identity.json"))
+	if err != nil {
+		return nil, err
+	}
+	met, err := readPeers(filepath.Join(dir, "peers.json"))
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +76,7 @@ func openDisk(dir, name string, create bool, logger hclog.Logger) (*disk, error)
 		return nil, errors.Join(fmt.Errorf("opening snapshots: %w", err), bolt.Close())
 	}
 	return &disk{
-		logs: bolt, stable: bolt, snapshots: snapshots, identity: id, dir: dir, close: bolt.Close,
+		logs: bolt, stable: bolt, snapshots: snapshots, identity: id, peers: met, dir: dir, close: bolt.Close,
 		usage: func() (int64, int64) {
 			info, err := os.Stat(path)
 			if err != nil {

@@ -1,6 +1,7 @@
 package consensus
 
 import (
+	"io"
 	"sync"
 
 	"github.com/hashicorp/go-hclog"
@@ -48,8 +49,12 @@ func (t netTransport) Close() error {
 // ackedTransport notes which follower still answered to which term, and to a request sent since when. Raft's
 // VerifyLeader counts any answer that comes in, also one to a request sent long before: after a pause the answers
 // that lie in the socket would make a deposed leader serve reads.
+//
+// It also writes down which replicas have ever voted for this one or stored what it sent, before raft may count on
+// it: one of those that comes back with an empty disk must not start anew.
 type ackedTransport struct {
 	transport
+	met func(name string) error
 
 	mu    sync.Mutex
 	round uint64 // rises with every verification
@@ -65,6 +70,11 @@ func (t *ackedTransport) AppendEntries(id raft.ServerID, target raft.ServerAddre
 	if err := t.transport.AppendEntries(id, target, request, answer); err != nil {
 		return err
 	}
+	if answer.Success {
+		if err := t.met(string(id)); err != nil {
+			return err
+		}
+	}
 	if answer.Term == request.Term {
 		t.mu.Lock()
 		if last := t.acks[id]; request.Term > last.term || request.Term == last.term && sent > last.round {
@@ -73,6 +83,20 @@ func (t *ackedTransport) AppendEntries(id raft.ServerID, target raft.ServerAddre
 		t.mu.Unlock()
 	}
 	return nil
+}
+
+func (t *ackedTransport) RequestVote(id raft.ServerID, target raft.ServerAddress, request *raft.RequestVoteRequest, answer *raft.RequestVoteResponse) error {
+	if err := t.transport.RequestVote(id, target, request, answer); err != nil || !answer.Granted {
+		return err
+	}
+	return t.met(string(id))
+}
+
+func (t *ackedTransport) InstallSnapshot(id raft.ServerID, target raft.ServerAddress, request *raft.InstallSnapshotRequest, answer *raft.InstallSnapshotResponse, data io.Reader) error {
+	if err := t.transport.InstallSnapshot(id, target, request, answer, data); err != nil || !answer.Success {
+		return err
+	}
+	return t.met(string(id))
 }
 
 // next begins a verification: only answers to requests sent from here on count for it.

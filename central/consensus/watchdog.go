@@ -16,6 +16,11 @@ const (
 	removedAfter = time.Minute
 )
 
+// Removed is what a replica says that ends because it is no member any more.
+func Removed(name string) string {
+	return fmt.Sprintf("replica %q was removed from the cluster: empty its data directory and start it with --join to come back", name)
+}
+
 // watch ends the process when it leads but can do nothing with it, or has no place in the cluster any more.
 func (n *Node) watch() {
 	ticker := time.NewTicker(n.cfg.ElectionTimeout)
@@ -33,7 +38,7 @@ func (n *Node) watch() {
 		silence, heard := n.LastContact()
 		if n.raft.State() == raft.Shutdown || wasMember && !member && heard && silence > removedAfter {
 			if n.life.Err() == nil {
-				n.exit(ExitConfig, fmt.Sprintf("replica %q was removed from the cluster: empty its data directory and start it with --join to come back", n.cfg.Name))
+				n.exit(ExitConfig, Removed(n.cfg.Name))
 			}
 			return
 		}

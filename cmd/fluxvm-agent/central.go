@@ -20,7 +20,8 @@ import (
 type centralOptions struct {
 	name, listen, clusterListen, advertise, url, data string
 	bootstrap                                         bool
-	initial                                           []string
+	initial, join                                     []string
+	joinTokenFile                                     string
 	reconcileSecs                                     int
 	operatorTokenFile                                 string
 	insecure                                          bool
@@ -40,7 +41,8 @@ Each flag can also be set in the file that --config names (the flag's name with 
 (FLUXVM_CENTRAL_ and the flag's name in capitals with _ for -). A flag wins over the environment, and that over the file.`,
 		Example: `  fluxvm-agent central --bootstrap
   fluxvm-agent central --name central-1 --listen 127.0.0.1:7799 --cluster-listen 127.0.0.1:7800 --bootstrap \
-    --initial central-1=127.0.0.1:7800,central-2=127.0.0.1:7810,central-3=127.0.0.1:7820`,
+    --initial central-1=127.0.0.1:7800,central-2=127.0.0.1:7810,central-3=127.0.0.1:7820
+  fluxvm-agent central --name central-4 --join http://127.0.0.1:7799 --join-token-file join.token`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := conf.Resolve(cmd.Flags(), "FLUXVM_CENTRAL_", &o.config, os.LookupEnv, nil); err != nil {
@@ -59,6 +61,8 @@ Each flag can also be set in the file that --config names (the flag's name with 
 	f.StringVar(&o.data, "data", "/var/lib/fluxvm/central", "data directory")
 	f.BoolVar(&o.bootstrap, "bootstrap", false, "start a new cluster; with state already there it changes nothing")
 	f.StringSliceVar(&o.initial, "initial", nil, "with --bootstrap: the whole initial set as NAME=CLUSTERADDR, the same on every replica")
+	f.StringSliceVar(&o.join, "join", nil, "URLs of a running cluster's API: become a member of it; with state already there it changes nothing")
+	f.StringVar(&o.joinTokenFile, "join-token-file", "", "with --join: file with the token (fluxctl cluster join-token --kind replica)")
 	f.IntVar(&o.reconcileSecs, "reconcile-secs", 5, "period of the background reconcilers in seconds; 0 turns them off")
 	f.StringVar(&o.operatorTokenFile, "operator-token-file", "", "file with the first operator's token (default: one is made and written to DATA/operator-token)")
 	f.BoolVar(&o.insecure, "insecure", false, "allow listening beyond loopback, where everything is readable to others")
@@ -83,6 +87,9 @@ func runCentral(cmd *cobra.Command, o centralOptions) error {
 	if cfg.Initial, err = initialSet(o.initial, o.bootstrap); err != nil {
 		return err
 	}
+	if cfg.Join, cfg.JoinToken, err = joining(o); err != nil {
+		return err
+	}
 	if o.operatorTokenFile != "" {
 		raw, err := os.ReadFile(o.operatorTokenFile)
 		if err != nil {
@@ -103,6 +110,25 @@ func runCentral(cmd *cobra.Command, o centralOptions) error {
 		return err
 	}
 	return replica.Run(cmd.Context())
+}
+
+// joining reads what a new replica shows to a running cluster. Where there is state the token may be gone.
+func joining(o centralOptions) (urls []string, token string, err error) {
+	switch {
+	case len(o.join) == 0 && o.joinTokenFile != "":
+		return nil, "", errors.New("--join-token-file goes with --join")
+	case len(o.join) == 0:
+		return nil, "", nil
+	case o.bootstrap:
+		return nil, "", errors.New("--join becomes a member of a running cluster and --bootstrap starts a new one: give one of them")
+	case o.joinTokenFile == "":
+		return nil, "", errors.New("--join needs --join-token-file with a token from: fluxctl cluster join-token --kind replica")
+	}
+	raw, err := os.ReadFile(o.joinTokenFile)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, "", fmt.Errorf("reading the join token: %w", err)
+	}
+	return o.join, strings.TrimSpace(string(raw)), nil
 }
 
 // poolInterval is the specification's environment variable, else the reconcilers' period.

@@ -24,6 +24,25 @@ type Replica struct {
 	Version       string `json:"version"`
 }
 
+// ReplicaRequest is the body of POST /fleet/cluster/replicas. ClusterAddr is where the other replicas reach it.
+type ReplicaRequest struct {
+	Name        string `json:"name"`
+	ClusterAddr string `json:"cluster_addr"`
+}
+
+// Check refuses what no replica can be.
+func (r *ReplicaRequest) Check() error {
+	if err := CheckNodeName("name", r.Name); err != nil {
+		return err
+	}
+	return checkText("cluster_addr", r.ClusterAddr, 300, true)
+}
+
+// TransferRequest is the body of POST /fleet/cluster/transfer. Without To the replica that lacks least leads next.
+type TransferRequest struct {
+	To string `json:"to,omitempty"`
+}
+
 // Activity is one entry of who did what, with what result. Node events (GET /v1/events) have the same shape.
 type Activity struct {
 	ID      string         `json:"id"`

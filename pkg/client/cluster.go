@@ -95,6 +95,17 @@ func (c *Client) RemoveReplica(ctx context.Context, name string) error {
 	return remove(ctx, c.caller, at("/fleet/cluster/replicas", name))
 }
 
+// AddReplica asks for a replica to be let in; the client's token is the operator's or a join token.
+func (c *Client) AddReplica(ctx context.Context, req api.ReplicaRequest, key string) (api.Replica, error) {
+	return post[api.Replica](ctx, c.caller, "/fleet/cluster/replicas", key, req)
+}
+
+// Transfer hands leadership to the named replica, or with an empty name to the one that lacks least.
+func (c *Client) Transfer(ctx context.Context, to string) error {
+	_, err := c.caller.do(ctx, call{method: http.MethodPost, path: "/fleet/cluster/transfer", body: api.TransferRequest{To: to}, key: newKey("")})
+	return err
+}
+
 // JoinToken makes a token with which nodes or replicas join. It is shown only in this answer.
 func (c *Client) JoinToken(ctx context.Context, req api.JoinTokenRequest) (api.JoinToken, error) {
 	return post[api.JoinToken](ctx, c.caller, "/fleet/join-tokens", "", req)
