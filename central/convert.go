@@ -31,6 +31,9 @@ func wireVM(v *fsm.VM) api.VM {
 		ClaimedFrom: v.ClaimedFrom, ClaimedAt: v.ClaimedAt, ColdReason: v.ColdReason,
 		Ephemeral: v.Ephemeral(), Reschedulable: v.Reschedulable, Version: v.Version,
 	}
+	if v.Claim != nil && out.Reason == "" {
+		out.Reason = waitsForClaim(v)
+	}
 	if v.Warm {
 		out.WarmPool = v.Pool
 		if state := v.WarmState(); state == "ready" || state == "booting" { // the others are told by state
@@ -38,6 +41,17 @@ func wireVM(v *fsm.VM) api.VM {
 		}
 	}
 	return out
+}
+
+// waitsForClaim says why a VM's guest is not yet what its launch asked for.
+func waitsForClaim(v *fsm.VM) string {
+	switch {
+	case v.ReadyAt == 0:
+		return "its guest agent has not answered yet, and then gets the launch's claim"
+	case len(v.Claim.Secrets) > 0:
+		return "its guest waits for the launch's claim; if the leader changed meanwhile, a repeat of the launch with its Idempotency-Key brings the secrets again"
+	}
+	return "its guest waits for the launch's claim"
 }
 
 // wirePool is a pool with its status and spares. hideNodes leaves out what only its owner and the operator may see.
@@ -100,7 +114,7 @@ func wireNode(view fsm.View, n *fsm.Node, b *beat, seen api.Time) api.Node {
 	overcommit := max(n.CPUOvercommit, 1)
 	out := api.Node{
 		Name: n.Name, UUID: n.UUID, URL: n.URL, State: n.State, Reason: n.Reason, Cordoned: n.Cordoned, Draining: n.Draining, Lease: orNull(n.Lease),
-		Backends: n.Backends, Capabilities: api.Capabilities{Rename: n.Rename}, VCPUsTotal: n.VCPUsTotal, MemoryMiBTotal: n.MemoryMiBTotal, CPUOvercommit: overcommit,
+		Backends: n.Backends, Capabilities: api.Capabilities{Rename: n.Rename, Claim: n.Claim}, VCPUsTotal: n.VCPUsTotal, MemoryMiBTotal: n.MemoryMiBTotal, CPUOvercommit: overcommit,
 		VMCount: use.VMs, FreeVCPUs: max(0, n.VCPUsTotal*overcommit-max(use.VCPUs, w.vcpus)), FreeMemoryMiB: max(0, n.MemoryMiBTotal-max(use.MemoryMiB, w.memoryMiB)),
 		Labels: notNil(n.Labels), Density: w.density, LastSeenAt: seen, Version: n.Version,
 	}

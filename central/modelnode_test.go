@@ -52,6 +52,8 @@ type modelNode struct {
 	silent     bool                                                                      // answers nothing and sends no beats
 	closed     bool                                                                      // nothing listens: connections are refused
 	mute       bool                                                                      // answers orders but sends no beats
+	oldAgents  bool                                                                      // guest agents take no claims
+	claims     map[string][]api.GuestClaim                                               // what guests were given, by VM
 	failBoots  bool                                                                      // machines fail instead of running
 	bootTakes  time.Duration                                                             // 0: bootTakes
 	keepGone   time.Duration                                                             // how long ended VMs are reported; 0: for ever
@@ -87,9 +89,9 @@ type orderLog struct {
 }
 
 func (r *rig) addNode(name string, change func(*modelNode)) *modelNode {
-	n := &modelNode{rig: r, name: name, vms: map[string]*machineRow{}, gone: map[string]ending{}, ran: map[string]*span{}, execs: map[string]int{}, acked: map[string]string{}, kick: make(chan struct{}, 1), stop: make(chan struct{})}
+	n := &modelNode{rig: r, name: name, vms: map[string]*machineRow{}, gone: map[string]ending{}, ran: map[string]*span{}, claims: map[string][]api.GuestClaim{}, execs: map[string]int{}, acked: map[string]string{}, kick: make(chan struct{}, 1), stop: make(chan struct{})}
 	n.facts = api.Register{Name: name, UUID: uuid.NewString(), BootID: "boot-1", Instance: "daemon-1", URL: "http://" + name, Backends: []string{api.BackendSim},
-		Capabilities: api.Capabilities{Rename: true}, VCPUsTotal: 64, MemoryMiBTotal: 65536, CPUOvercommit: 1, Labels: map[string]string{"host": name}, Images: []string{},
+		Capabilities: api.Capabilities{Rename: true, Claim: true}, VCPUsTotal: 64, MemoryMiBTotal: 65536, CPUOvercommit: 1, Labels: map[string]string{"host": name}, Images: []string{},
 		Density: api.Density{HostMemAvailableMiB: 60000}}
 	if change != nil {
 		change(n)
@@ -177,7 +179,7 @@ func (n *modelNode) live(now time.Time) (changed bool, next time.Time) {
 			}
 		}
 		if m.State == api.StateRunning && !m.Agent && soon(m.born.Add(boot+agentTakes)) {
-			m.Agent, changed = true, true
+			m.Agent, m.CanClaim, changed = true, !n.oldAgents, true
 		}
 		if !m.deadline.IsZero() && soon(m.deadline.Add(nodeGrace)) {
 			n.end(id, "its TTL ran out on the node")
@@ -193,7 +195,7 @@ func (n *modelNode) report() api.Register {
 	out := n.facts
 	out.VMs = []api.ReportedVM{}
 	for _, m := range n.vms {
-		out.VMs = append(out.VMs, api.ReportedVM{ID: m.ID, Name: m.Name, State: m.State, Reason: m.Reason, GuestOS: m.GuestOS, VCPUs: m.VCPUs, MemoryMiB: m.MemoryMiB, IP: m.IP, Agent: m.Agent, Cluster: m.cluster})
+		out.VMs = append(out.VMs, api.ReportedVM{ID: m.ID, Name: m.Name, State: m.State, Reason: m.Reason, GuestOS: m.GuestOS, VCPUs: m.VCPUs, MemoryMiB: m.MemoryMiB, IP: m.IP, Agent: m.Agent, CanClaim: m.CanClaim, Cluster: m.cluster})
 	}
 	for id, e := range n.gone {
 		if n.keepGone > 0 && time.Since(e.at) > n.keepGone {
@@ -450,8 +452,14 @@ func (n *modelNode) change(entry orderLog, body []byte) (int, any, *api.Error, o
 	case m == nil:
 		entry.outcome = "absent"
 		return 0, nil, api.Errorf(api.CodeNotFound, "no VM %s here", entry.id), entry
+	case patch.Claim != nil && !m.CanClaim:
+		entry.outcome = "refused"
+		return 0, nil, api.Invalid("claim", "the guest agent cannot take a claim"), entry
 	}
 	entry.outcome = "done"
+	if patch.Claim != nil {
+		n.claims[entry.id] = append(n.claims[entry.id], *patch.Claim)
+	}
 	if patch.Name.Set {
 		m.Name = patch.Name.V
 	}

@@ -267,7 +267,7 @@ func (q *request) commitFacts(facts fsm.Node, joining, vouched, trusted bool) er
 }
 
 func factsOf(report *api.Register) fsm.Node {
-	out := fsm.Node{Name: report.Name, UUID: report.UUID, BootID: report.BootID, URL: report.URL, Backends: report.Backends, Rename: report.Capabilities.Rename,
+	out := fsm.Node{Name: report.Name, UUID: report.UUID, BootID: report.BootID, URL: report.URL, Backends: report.Backends, Rename: report.Capabilities.Rename, Claim: report.Capabilities.Claim,
 		VCPUsTotal: report.VCPUsTotal, MemoryMiBTotal: report.MemoryMiBTotal, CPUOvercommit: report.CPUOvercommit, Labels: report.Labels, Mac: report.Apple != nil}
 	if report.Apple != nil {
 		out.Chip = report.Apple.Chip

@@ -60,7 +60,7 @@ func gone(row *fsm.VM, b *beat, now time.Time) bool {
 
 // differs says what a node shows of a VM that its row does not.
 func differs(row *fsm.VM, vm *api.ReportedVM) (fsm.VMReport, bool) {
-	out := fsm.VMReport{ID: row.ID, State: vm.State, Agent: vm.Agent, IP: vm.IP, Reason: vm.Reason}
+	out := fsm.VMReport{ID: row.ID, State: vm.State, Agent: vm.Agent, CanClaim: vm.CanClaim, IP: vm.IP, Reason: vm.Reason}
 	switch {
 	case vm.State == api.StateGone:
 		return out, row.Told != 0 || row.State == api.StateDeleting
@@ -73,7 +73,7 @@ func differs(row *fsm.VM, vm *api.ReportedVM) (fsm.VMReport, bool) {
 		return out, false
 	}
 	changed := row.State != vm.State || vm.IP != "" && row.IP != vm.IP ||
-		vm.Agent && row.ReadyAt == 0 && vm.State == api.StateRunning || row.State == vm.State && row.Reason != vm.Reason && vm.Reason != ""
+		vm.Agent && row.ReadyAt == 0 && vm.State == api.StateRunning || vm.CanClaim && !row.CanClaim && vm.State == api.StateRunning || row.State == vm.State && row.Reason != vm.Reason && vm.Reason != ""
 	return out, changed
 }
 

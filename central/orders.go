@@ -191,6 +191,9 @@ func (o *orders) confirm(row *fsm.VM, report fsm.VMReport) {
 	o.mu.Unlock()
 	report.ID, report.Node, report.Told = row.ID, row.Node, row.Order
 	o.reign.outcomes.add(o.reign.ctx, report, func() {
+		if now := o.reign.view().VM(row.ID); row.Claim != nil && (now == nil || now.Claim == nil) {
+			o.reign.secrets.drop(row.Scope, row.Key)
+		}
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		if o.confirmed[row.ID] == row.Order {
@@ -222,7 +225,7 @@ func (o *orders) step(row *fsm.VM) (out settled, again bool) {
 
 func (o *orders) send(row *fsm.VM, node *fsm.Node, b *beat, method, path string, body, out any) error {
 	timeout := orderTimeout
-	if takesLong(method, path) {
+	if patch, ok := body.(api.MachinePatch); takesLong(method, path) || ok && patch.Claim != nil { // a guest has a say in it
 		timeout = endTimeout
 	}
 	ctx, cancel := context.WithTimeout(o.reign.ctx, timeout)
@@ -274,7 +277,7 @@ func (o *orders) create(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 		return o.change(row, node, b)
 	}
 	if err == nil {
-		o.confirm(row, fsm.VMReport{State: shown(made.State), Agent: made.Agent, IP: made.IP, Reason: made.Reason})
+		o.confirm(row, fsm.VMReport{State: shown(made.State), Agent: made.Agent, CanClaim: made.CanClaim, IP: made.IP, Reason: made.Reason})
 		return settled{}, false
 	}
 	var unsent notSent
@@ -365,13 +368,21 @@ func shown(s api.VMState) api.VMState {
 // that the node cannot carry out ends the spare, and the launch goes on as another VM.
 func (o *orders) change(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 	var now api.Machine
-	err := o.send(row, node, b, "PATCH", "/v1/vms/"+url.PathEscape(row.ID), changeBody(row, o.reign.now()), &now)
+	order := changeBody(row, o.reign.now())
+	if row.Claim != nil && row.ReadyAt != 0 {
+		values, ok := o.reign.secrets.of(row)
+		if !ok {
+			return settled{open: errNoSecrets}, true
+		}
+		order.Claim = guestClaim(row.Claim, values)
+	}
+	err := o.send(row, node, b, "PATCH", "/v1/vms/"+url.PathEscape(row.ID), order, &now)
 	code := codeOf(err)
 	var unsent notSent
 	alive := now.State == api.StateRunning || now.State == api.StatePaused
 	switch {
 	case err == nil && (alive || !row.HandOver):
-		report := fsm.VMReport{State: shown(now.State), Agent: now.Agent, IP: now.IP, Reason: now.Reason}
+		report := fsm.VMReport{State: shown(now.State), Agent: now.Agent, CanClaim: now.CanClaim, IP: now.IP, Reason: now.Reason, Claimed: order.Claim != nil}
 		var out settled
 		if row.HandOver {
 			out.claimMS = max(1, o.reign.now().Sub(row.ClaimedAt).Milliseconds())
@@ -379,7 +390,7 @@ func (o *orders) change(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 		}
 		o.confirm(row, report)
 		return out, false
-	case row.HandOver && (err == nil || errors.As(err, &unsent) || code != "" && code != api.CodeStaleToken && code != api.CodeInternal && code != api.CodeUnauthenticated && !code.Temporary()):
+	case row.HandOver && (err == nil || errors.As(err, &unsent) || order.Claim != nil && code == api.CodeOutcomeUnknown || code != "" && code != api.CodeStaleToken && code != api.CodeInternal && code != api.CodeUnauthenticated && !code.Temporary()):
 		refusal := errorDetail(err)
 		switch {
 		case err == nil:
@@ -401,8 +412,20 @@ func (o *orders) change(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 		return settled{}, false
 	case code == api.CodeNotFound:
 		return o.gone(row, b, "its node no longer has it")
+	case order.Claim != nil && (code == api.CodeInvalid || code == api.CodeConflict): // the guest never will have it
+		if err := o.reign.end(o.reign.ctx, []string{row.ID}, "claim", errorDetail(err), actorCentral); err != nil {
+			return settled{open: err}, true
+		}
+		return settled{ended: api.Errorf(api.CodeConflict, "VM %s was deleted, for its guest cannot have the launch's claim: %s", row.Name, errorDetail(err))}, false
 	}
 	return settled{open: err}, true
+}
+
+// errNoSecrets: another replica led when the launch was accepted, and its client has not come back yet.
+var errNoSecrets = errors.New("the launch's secrets are not here")
+
+func guestClaim(c *fsm.Claim, secrets map[string]string) *api.GuestClaim {
+	return &api.GuestClaim{Claim: api.Claim{Hostname: c.Hostname, Env: c.Env, Files: c.Files, Secrets: secrets}, RotateIdentity: c.RotateIdentity}
 }
 
 // codeOf is the code a node refused with, empty when it did not answer with one.

@@ -24,6 +24,7 @@ type need struct {
 	selector                    map[string]string // the launch's
 	poolSelector                map[string]string
 	tried                       map[string]string // hosts that refused it, and the reason each stands for
+	claim                       bool              // the host's daemon must be able to give a claim to the guest
 	spare                       bool              // for a pool: the host must be able to hand over, and not be starting too many
 }
 
@@ -100,7 +101,7 @@ func exclude(view fsm.View, node *fsm.Node, w weather, n need, taken load) strin
 	case strings.HasPrefix(n.imagePath, "sim:") != (node.Backend(n.backend) == api.BackendSim):
 		return api.WhyBackend
 	}
-	if why := view.Fit(node, fsm.Need{Tenant: n.tenant, Leased: n.leased, GuestOS: n.guestOS, Backend: n.backend, VCPUs: n.vcpus + taken.vcpus, MemoryMiB: n.memoryMiB + taken.memoryMiB}); why != "" {
+	if why := view.Fit(node, fsm.Need{Tenant: n.tenant, Leased: n.leased, GuestOS: n.guestOS, Backend: n.backend, VCPUs: n.vcpus + taken.vcpus, MemoryMiB: n.memoryMiB + taken.memoryMiB, Claim: n.claim}); why != "" {
 		return why
 	}
 	use, overcommit := view.Use(node.Name), max(node.CPUOvercommit, 1)

@@ -104,10 +104,18 @@ func (g *reign) removeStranger(ctx context.Context, node *fsm.Node, id string) {
 // something waits for it.
 func (g *reign) passVMs(ctx context.Context) error {
 	view := g.view()
+	now := g.now()
+	var late []string
 	for row := range view.Open() {
+		if overdue(row, now) && row.Live() {
+			late = append(late, row.ID)
+			continue
+		}
 		g.orders.ensure(row.ID)
 	}
-	now := g.now()
+	if err := g.end(ctx, late, "claim", reasonOverdue, actorCentral); err != nil {
+		return err
+	}
 	var due []string
 	waiting := false
 	for row := range view.Due() {

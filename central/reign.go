@@ -22,6 +22,7 @@ type reign struct {
 	term     uint64
 	since    time.Time // by this process's clock
 	orders   *orders
+	secrets  secrets
 	outcomes *outcomes
 	ready    chan struct{} // closed when the reign may serve
 	poolPoke chan struct{}
@@ -64,7 +65,7 @@ func (g *reign) proposeFor(ctx context.Context, who caller, kind fsm.Kind, op *f
 
 // need of a VM that has its row.
 func needOf(row *fsm.VM, host *fsm.Node) need {
-	n := need{tenant: row.Tenant, guestOS: row.GuestOS, imagePath: row.ImagePath, vcpus: row.VCPUs, memoryMiB: row.MemoryMiB, tried: map[string]string{}, spare: row.Warm}
+	n := need{tenant: row.Tenant, guestOS: row.GuestOS, imagePath: row.ImagePath, vcpus: row.VCPUs, memoryMiB: row.MemoryMiB, tried: map[string]string{}, spare: row.Warm, claim: row.Claim != nil}
 	for i, node := range row.Tried {
 		n.tried[node] = api.WhyUnhealthy
 		if i < len(row.TriedFor) && row.TriedFor[i] != "" {
@@ -111,7 +112,7 @@ func (g *reign) failHandOver(row *fsm.VM, refusal string) (fsm.Moved, error) {
 	if err != nil {
 		plan = fsm.Plan{GuestOS: row.GuestOS, VCPUs: row.VCPUs, MemoryMiB: row.MemoryMiB}
 	}
-	n := need{tenant: row.Launch.Tenant, guestOS: plan.GuestOS, imagePath: row.ImagePath, vcpus: plan.VCPUs, memoryMiB: plan.MemoryMiB}.constrain(view, row.Launch.Pool, row.Launch)
+	n := need{tenant: row.Launch.Tenant, guestOS: plan.GuestOS, imagePath: row.ImagePath, vcpus: plan.VCPUs, memoryMiB: plan.MemoryMiB, claim: row.Claim != nil}.constrain(view, row.Launch.Pool, row.Launch)
 	if plan.Image != nil {
 		n.imagePath = plan.Image.Path
 	}

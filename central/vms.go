@@ -44,7 +44,7 @@ func (q *request) getVM() error {
 func launchOf(body *api.LaunchRequest, tenant, id string) fsm.Launch {
 	l := fsm.Launch{Tenant: tenant, Name: body.Name, Image: body.Image, Pool: body.Pool, VCPUs: body.VCPUs, MemoryMiB: body.MemoryMiB, DiskGiB: body.DiskSizeGiB,
 		TTLSeconds: body.TTLSeconds, Node: body.Node, Selector: body.Selector(), Labels: body.Labels, Backend: body.Backend,
-		Resched: body.Reschedulable, ColdField: body.ColdField()}
+		Resched: body.Reschedulable, ColdField: body.ColdField(), Claim: claimOf(body.Claim)}
 	if body.Apple != nil {
 		l.GuestOS = body.Apple.GuestOS
 	}
@@ -86,18 +86,46 @@ func (q *request) launchVM() error {
 	if g == nil {
 		return api.Errorf(api.CodeNotLeader, "this replica stopped leading; try again")
 	}
-	op := q.op(body)
+	known := body
+	known.Claim = body.Claim.WithoutSecrets() // a hash of secrets would let them be guessed
+	op, secret := q.op(known), len(body.Claim.SecretNames()) > 0
 	commit := func() (func() error, error) {
-		done, replayed, err := q.commitLaunch(g, op, id, l)
+		done, replayed, err := q.commitWithSecrets(g, op, id, l, body.Claim)
 		if err != nil {
 			return nil, err
 		}
-		return func() error { return q.answerLaunch(g, op, done, replayed, wait == "ready") }, nil
+		// Secrets would be lost with the leader, so the answer says that the guest has them.
+		return func() error { return q.answerLaunch(g, op, done, replayed, wait == "ready", secret) }, nil
 	}
 	if body.WaitForCapacitySecs > 0 {
 		return g.whenRoom(q.Context(), op, &l, time.Duration(body.WaitForCapacitySecs)*time.Second, commit)
 	}
 	return launchNow(commit)
+}
+
+// commitWithSecrets is commitLaunch with the launch's secrets at hand for whoever gives the order.
+func (q *request) commitWithSecrets(g *reign, op *fsm.Op, id string, l fsm.Launch, claim *api.Claim) (*fsm.Operation, bool, error) {
+	if claim == nil {
+		return q.commitLaunch(g, op, id, l)
+	}
+	kept, err := g.secrets.keep(op, claim.Secrets, q.r.wall())
+	if err != nil {
+		return nil, false, err
+	}
+	done, replayed, err := q.commitLaunch(g, op, id, l)
+	switch row := q.r.state.View().VM(refOf(done)); {
+	case !kept:
+	case err != nil && codeOf(err) != "" && codeOf(err) != api.CodeOutcomeUnknown, replayed && (row == nil || row.Claim == nil):
+		g.secrets.drop(op.Scope, op.Key) // nobody waits for them
+	}
+	return done, replayed, err
+}
+
+func refOf(op *fsm.Operation) string {
+	if op == nil {
+		return ""
+	}
+	return op.Ref
 }
 
 // commitLaunch ranks and proposes, again if the hosts filled up in between.
@@ -143,7 +171,7 @@ func (g *reign) rankLaunch(view fsm.View, id string, l fsm.Launch) (fsm.LaunchVM
 
 // needFor is what a launch that was resolved needs of a host.
 func needFor(view fsm.View, l *fsm.Launch, plan fsm.Plan) need {
-	return need{tenant: l.Tenant, guestOS: plan.GuestOS, imagePath: plan.Image.Path, vcpus: plan.VCPUs, memoryMiB: plan.MemoryMiB}.constrain(view, l.Pool, l)
+	return need{tenant: l.Tenant, guestOS: plan.GuestOS, imagePath: plan.Image.Path, vcpus: plan.VCPUs, memoryMiB: plan.MemoryMiB, claim: l.Claim != nil}.constrain(view, l.Pool, l)
 }
 
 func unknownNode() *api.Error {
@@ -200,9 +228,9 @@ func (q *request) verdicts(view fsm.View, all []verdict) (out []api.HostVerdict)
 }
 
 // answerLaunch waits until the VM's node has been told and answers with the operation as it then stands.
-func (q *request) answerLaunch(g *reign, op *fsm.Op, done *fsm.Operation, replayed, wait bool) error {
+func (q *request) answerLaunch(g *reign, op *fsm.Op, done *fsm.Operation, replayed, wait, secret bool) error {
 	timeout := settleTimeout
-	if wait {
+	if wait || secret {
 		timeout = readyTimeout
 	}
 	ctx, cancel := context.WithTimeout(q.Context(), timeout)
@@ -220,15 +248,32 @@ func (q *request) answerLaunch(g *reign, op *fsm.Op, done *fsm.Operation, replay
 	if now := view.Operation(op.Scope, op.Key); now != nil {
 		done = now
 	}
-	if wait {
-		q.awaitReady(ctx, done.Ref)
+	if wait || secret {
+		v := q.awaitReady(ctx, done.Ref)
 		view = q.r.state.View()
+		if err := secretsGiven(v, secret && !replayed); err != nil {
+			return err
+		}
 	}
 	if !replayed {
 		q.countLaunch(done, how.claimMS)
 		poke(g.poolPoke)
 	}
 	return q.send(http.StatusCreated, wireLaunch(view, done, how.claimMS))
+}
+
+// secretsGiven holds back the answer of a launch whose secrets did not reach the guest: the next leader would not have
+// them, and only the client can bring them again.
+func secretsGiven(v *fsm.VM, first bool) error {
+	switch {
+	case first && v == nil:
+		return api.Errorf(api.CodeConflict, "the VM ended before its guest had the launch's secrets; launch another one under a new Idempotency-Key")
+	case first && (!v.Live() || v.State == api.StateFailed):
+		return api.Errorf(api.CodeConflict, "VM %s did not get the launch's secrets: %s; launch another one under a new Idempotency-Key", v.Name, v.Reason)
+	case v != nil && v.Claim != nil && len(v.Claim.Secrets) > 0:
+		return api.Errorf(api.CodeOutcomeUnknown, "the launch was accepted, and its secrets have not reached the guest of VM %s yet; repeat it with the same Idempotency-Key and secrets", v.Name)
+	}
+	return nil
 }
 
 func (q *request) countLaunch(op *fsm.Operation, claimMS int64) {
@@ -241,13 +286,18 @@ func (q *request) countLaunch(op *fsm.Operation, claimMS int64) {
 }
 
 // awaitReady waits until the guest agent has answered, or the VM has come to an end that it will not leave.
-func (q *request) awaitReady(ctx context.Context, id string) {
+// It gives the VM as it was seen last.
+func (q *request) awaitReady(ctx context.Context, id string) (v *fsm.VM) {
 	for ctx.Err() == nil {
 		view := q.r.state.View()
 		changed := view.Watch(fsm.EventVM)
-		v := view.VM(id)
-		if v == nil || v.State == api.StateFailed || v.State == api.StateDeleting || v.State == api.StateRunning && (v.ReadyAt != 0 || v.NoAgent) {
-			return
+		if now := view.VM(id); now != nil || v == nil {
+			v = now
+		} else {
+			return v
+		}
+		if v == nil || v.State == api.StateFailed || v.State == api.StateDeleting || v.State == api.StateRunning && (v.ReadyAt != 0 || v.NoAgent) && v.Claim == nil {
+			return v
 		}
 		select {
 		case <-changed:
@@ -255,6 +305,7 @@ func (q *request) awaitReady(ctx context.Context, id string) {
 		case <-ctx.Done():
 		}
 	}
+	return v
 }
 
 func (q *request) patchVM() error {

@@ -243,6 +243,7 @@ type Launch struct {
 	Resched    bool              `json:"reschedulable,omitempty"`
 	ColdField  string            `json:"cold_field,omitempty"` // the first field that no booted VM can have
 	Boot       *Boot             `json:"boot,omitempty"`
+	Claim      *Claim            `json:"claim,omitempty"`
 }
 
 // LaunchVM claims a ready spare, or places a new VM on the first candidate that fits.
@@ -287,8 +288,11 @@ type VMReport struct {
 	State   api.VMState `json:"state,omitempty"`    // empty: no news of it
 	EndedMS int64       `json:"ended_ms,omitempty"` // how long ago it went, for a VM that is gone
 	Agent   bool        `json:"agent,omitempty"`
-	IP      string      `json:"ip,omitempty"`
-	Reason  string      `json:"reason,omitempty"`
+
+	CanClaim bool   `json:"can_claim,omitempty"` // the agent takes claims
+	Claimed  bool   `json:"claimed,omitempty"`   // the order gave the guest its claim
+	IP       string `json:"ip,omitempty"`
+	Reason   string `json:"reason,omitempty"`
 }
 
 // PatchVM renames, labels or gives another deadline. TTL counts from the command's time.

@@ -76,6 +76,10 @@ func (v View) checkVM(vm *VM) error {
 		return fmt.Errorf("keeps its launch, and its node has it")
 	case vm.State == api.StatePlaced && vm.Told == 0 && !vm.Warm && vm.Launch == nil:
 		return fmt.Errorf("has forgotten its launch before a node has it")
+	case vm.Claim != nil && vm.ReadyAt != 0 && vm.Told >= vm.Order:
+		return fmt.Errorf("its guest waits for its claim, and its node is said to have heard all")
+	case vm.Claim != nil && (vm.Warm || !vm.Live()):
+		return fmt.Errorf("keeps a claim for nobody")
 	case vm.Told > vm.Order:
 		return fmt.Errorf("its node confirmed order %d, and the last was %d", vm.Told, vm.Order)
 	case vm.SpareSince != 0 && vm.RunningAt == 0:

@@ -57,12 +57,15 @@ func (v View) Resolve(l *Launch) (Plan, error) {
 	if l.GuestOS != "" && l.GuestOS != p.GuestOS {
 		return p, api.Invalid("apple.guest_os", "image %s is %s; leave apple.guest_os out or give that", p.Image.Name, p.GuestOS)
 	}
+	if l.Claim != nil && !p.Image.HasAgent {
+		return p, api.Invalid("claim", "image %s has no guest agent, which would give the claim to the guest; leave claim out", p.Image.Name)
+	}
 	return p, v.allow(&p, l)
 }
 
 // allow holds a launch to policy and limits of its tenant, and says what host it needs.
 func (v View) allow(p *Plan, l *Launch) (err error) {
-	p.Need = Need{Tenant: l.Tenant, Leased: v.MacOSNeedsLease(l.Tenant, p.GuestOS), GuestOS: p.GuestOS, Backend: l.Backend, VCPUs: p.VCPUs, MemoryMiB: p.MemoryMiB}
+	p.Need = Need{Tenant: l.Tenant, Leased: v.MacOSNeedsLease(l.Tenant, p.GuestOS), GuestOS: p.GuestOS, Backend: l.Backend, VCPUs: p.VCPUs, MemoryMiB: p.MemoryMiB, Claim: l.Claim != nil}
 	if p.Need.Leased && !v.leasesMac(l.Tenant) {
 		return api.Errorf(api.CodePolicyDenied, "macOS guests of a tenant run on Macs that it leases, and tenant %s leases none; lease one, or ask the operator to turn require_lease_for_macos off", l.Tenant)
 	}
@@ -175,6 +178,8 @@ func (v View) elsewhere(s *VM, l *Launch) string {
 		return "nodeSelector"
 	case l.Backend != "" && l.Backend != api.BackendAuto && l.Backend != s.Backend:
 		return "backend"
+	case l.Claim != nil && !(s.CanClaim && n.Claim):
+		return "claim"
 	}
 	return ""
 }
@@ -247,7 +252,9 @@ func (t *tx) claim(plan Plan, l *Launch) {
 	row.Name, row.Tenant, row.Labels = l.Name, l.Tenant, l.Labels
 	row.Warm, row.ClaimedFrom, row.ClaimedAt = false, plan.Pool.Name, t.now
 	row.Reason, row.ExpiresAt = "", t.deadline(l)
-	row.HandOver, row.Order, row.Launch = true, t.index, l
+	asked := *l
+	row.Claim, asked.Claim = l.Claim, nil // the row has it
+	row.HandOver, row.Order, row.Launch = true, t.index, &asked
 	t.bindKey(&row)
 	t.putVM(plan.Claim, &row)
 	p := *plan.Pool
@@ -281,7 +288,7 @@ func (t *tx) bootNew(plan Plan, id string, l *Launch, coldReason string, deadlin
 		VCPUs: plan.VCPUs, MemoryMiB: plan.MemoryMiB, DiskGiB: plan.DiskGiB, NoAgent: !plan.Image.HasAgent, Labels: maps.Clone(l.Labels), CreatedAt: t.now,
 		ExpiresAt: deadline, Pool: l.Pool, ColdReason: coldReason, Reschedulable: l.Resched, Boot: l.Boot}
 	asked := *l
-	asked.Boot = nil // the row has it
+	row.Claim, asked.Boot, asked.Claim = l.Claim, nil, nil // the row has them
 	row.Launch = &asked
 	t.bindKey(row)
 	t.place(row, plan.Node)
@@ -305,6 +312,7 @@ func (t *tx) moveVM(c MoveVM) (any, error) {
 	copy(row.TriedFor, have.TriedFor)
 	row.TriedFor[len(row.TriedFor)-1] = c.Why
 	need := Need{Tenant: row.Tenant, GuestOS: row.GuestOS, Backend: backend, VCPUs: row.VCPUs, MemoryMiB: row.MemoryMiB,
+		Claim:  row.Claim != nil,
 		Leased: row.Warm && row.Tenant != "" || t.MacOSNeedsLease(row.Tenant, row.GuestOS)}
 	node := t.firstFit(c.Candidates, row.Tried, need)
 	if node != nil {
@@ -365,7 +373,7 @@ func (t *tx) failHandOver(c FailHandOver) (any, error) {
 		return Moved{VM: have}, nil // confirmed or ended meanwhile
 	}
 	l := *have.Launch
-	l.Name, l.Labels = have.Name, have.Labels // a PATCH may have come since
+	l.Name, l.Labels, l.Claim = have.Name, have.Labels, have.Claim // a PATCH may have come since
 	pool := have.ClaimedFrom
 	spare := *have
 	spare.Tenant, spare.ClaimedFrom, spare.ClaimedAt, spare.ExpiresAt = "", "", 0, 0

@@ -54,14 +54,14 @@ func (t *tx) addNode(c RegisterNode) (any, error) {
 
 func copyFacts(row, facts *Node) {
 	row.UUID, row.BootID, row.URL = facts.UUID, facts.BootID, facts.URL
-	row.Backends, row.Rename, row.Labels = facts.Backends, facts.Rename, facts.Labels
+	row.Backends, row.Rename, row.Claim, row.Labels = facts.Backends, facts.Rename, facts.Claim, facts.Labels
 	row.VCPUsTotal, row.MemoryMiBTotal, row.CPUOvercommit = facts.VCPUsTotal, facts.MemoryMiBTotal, max(facts.CPUOvercommit, 1)
 	row.Mac, row.Chip = facts.Mac, facts.Chip
 }
 
 // SameFacts says whether a report brings nothing that is not committed.
 func (n *Node) SameFacts(facts *Node) bool {
-	return n.UUID == facts.UUID && n.BootID == facts.BootID && n.URL == facts.URL && n.Rename == facts.Rename &&
+	return n.UUID == facts.UUID && n.BootID == facts.BootID && n.URL == facts.URL && n.Rename == facts.Rename && n.Claim == facts.Claim &&
 		n.VCPUsTotal == facts.VCPUsTotal && n.MemoryMiBTotal == facts.MemoryMiBTotal && n.CPUOvercommit == max(facts.CPUOvercommit, 1) &&
 		n.Mac == facts.Mac && n.Chip == facts.Chip && equal(n.Backends, facts.Backends) &&
 		len(n.Labels) == len(facts.Labels) && api.Matches(facts.Labels, n.Labels)

@@ -112,6 +112,7 @@ func (m *model) facts(name string) Node {
 	n := host(name, strings.HasPrefix(name, "mac"))
 	n.Labels = map[string]string{"name": name, "mac": map[bool]string{true: "yes", false: "no"}[n.Mac]}
 	n.VCPUsTotal, n.MemoryMiBTotal = 12, 13_000 // six VMs
+	n.Claim = name != "n3"
 	if name == "n2" {
 		n.Backends = []string{"qemu", "sim"}
 	}

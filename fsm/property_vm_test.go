@@ -38,6 +38,9 @@ func (m *model) launch(*rapid.T) {
 	if m.chance(3, "labels") {
 		l.Labels = map[string]string{"job": m.next("j")}
 	}
+	if m.chance(5, "claim") {
+		l.Claim = &Claim{Hostname: "h", Secrets: []string{"TOKEN"}}
+	}
 	c := LaunchVM{ID: m.next("vm"), Launch: l, Candidates: m.candidates(), Reasons: map[string]int{api.WhyLabel: 1}}
 	if m.chance(6, "a host that hands nothing out") {
 		c.NoHandOut = []string{m.pick(modelNodes, "no hand-out")}
@@ -157,6 +160,9 @@ func eligible(v View, c LaunchVM) (best *VM) {
 			continue
 		}
 		if l.Node != "" && l.Node != n.Name || l.Selector["mac"] == "yes" && n.Labels["mac"] != "yes" || l.Backend != "" && l.Backend != s.Backend {
+			continue
+		}
+		if l.Claim != nil && (!s.CanClaim || !n.Claim) {
 			continue
 		}
 		if best != nil && best.Tenant != s.Tenant {
@@ -378,7 +384,8 @@ func (m *model) report(*rapid.T) {
 		if slices.ContainsFunc(c.Reports, func(r VMReport) bool { return r.ID == v.ID }) {
 			continue
 		}
-		r := VMReport{ID: v.ID, Node: v.Node, Told: v.Order, State: api.StateRunning, Agent: true, IP: "10.0.0.1"}
+		r := VMReport{ID: v.ID, Node: v.Node, Told: v.Order, State: api.StateRunning, Agent: true, IP: "10.0.0.1",
+			CanClaim: !m.chance(5, "an old agent"), Claimed: v.Claim != nil && v.ReadyAt != 0}
 		if v.State == api.StateDeleting {
 			r.State = api.StateGone
 			if m.chance(2, "a while ago") {
@@ -458,6 +465,12 @@ func (m *model) reported(before View, r VMReport, reports int) {
 	}
 	if is.Warm && is.State == api.StateFailed && was.State != api.StateFailed {
 		m.saw("failed spare")
+	}
+	if was.Claim != nil && is.Claim == nil {
+		m.saw("claim given")
+		if reports == 1 && !r.Claimed {
+			m.r.Fatalf("report %+v says nothing of the claim of VM %+v, and it is gone", r, was)
+		}
 	}
 	if was.State == api.StateDeleting && is.State != api.StateDeleting {
 		m.r.Fatalf("report %+v brought VM %+v back to life", r, was)

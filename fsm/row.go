@@ -33,6 +33,7 @@ type Node struct {
 	CredentialHash string            `json:"credential_hash,omitempty"`
 	Backends       []string          `json:"backends"` // the first is what auto means there
 	Rename         bool              `json:"rename"`
+	Claim          bool              `json:"claim,omitempty"` // its daemon gives claims to guests
 	VCPUsTotal     int               `json:"vcpus_total"`
 	MemoryMiBTotal int64             `json:"memory_mib_total"`
 	CPUOvercommit  int               `json:"cpu_overcommit"`
@@ -159,6 +160,8 @@ type VM struct {
 	Tried    []string `json:"tried,omitempty"`     // nodes that refused it
 	TriedFor []string `json:"tried_for,omitempty"` // the reason each of them stands for, as reasons count them
 	Down     bool     `json:"down,omitempty"`      // it was down already when its end was asked for
+	CanClaim bool     `json:"can_claim,omitempty"` // its guest agent takes claims
+	Claim    *Claim   `json:"claim,omitempty"`     // what its guest is still to be given
 	Launch   *Launch  `json:"launch,omitempty"`    // what was asked, until a node has it: it may have to boot elsewhere
 	Boot     *Boot    `json:"boot,omitempty"`      // what the create order carries beyond the columns above
 	Scope    string   `json:"scope,omitempty"`     // of the operation that asked for it
@@ -196,6 +199,7 @@ func (v *VM) isDown() bool {
 func (v *VM) end(index uint64, reason string) {
 	v.Down = v.isDown()
 	v.State, v.Reason, v.Order, v.HandOver, v.Launch = api.StateDeleting, reason, index, false, nil
+	v.Claim = nil
 }
 
 // isBooting says that the host is busy starting it.
@@ -212,6 +216,16 @@ func (v *VM) WarmState() string {
 		return "booting"
 	}
 	return string(v.State)
+}
+
+// Claim is what a guest is to be given by its agent. It stays in the row until the node has confirmed that. Of secrets
+// it has the names: their values are in the leader's memory and nowhere else.
+type Claim struct {
+	Hostname       string            `json:"hostname,omitempty"`
+	Env            map[string]string `json:"env,omitempty"`
+	Files          []api.ClaimFile   `json:"files,omitempty"`
+	Secrets        []string          `json:"secrets,omitempty"`
+	RotateIdentity bool              `json:"rotate_identity,omitempty"`
 }
 
 // Boot holds the parts of a launch that only its create order needs. It is dropped once the node has confirmed.

@@ -429,6 +429,7 @@ type Need struct {
 	Backend   string // one that is named must be there
 	VCPUs     int
 	MemoryMiB int64
+	Claim     bool // the host's daemon must be able to give a claim
 }
 
 // Fit says why a host cannot take the need by committed rows alone; empty when it can. A macOS guest needs a Mac
@@ -453,7 +454,7 @@ func (v View) Fit(n *Node, need Need) string {
 	switch {
 	case need.GuestOS == api.GuestMacOS && !n.Mac:
 		return api.WhyBackend
-	case !hasBackend(n, need.Backend):
+	case !hasBackend(n, need.Backend), need.Claim && !n.Claim:
 		return api.WhyBackend
 	case need.GuestOS == api.GuestMacOS && use.MacOS >= api.MacOSPerHost:
 		return api.WhyMacOSLimit

@@ -34,7 +34,7 @@ func (t *tx) putVM(old, row *VM) {
 func shows(a, b *VM) bool {
 	return a.Name != b.Name || a.Tenant != b.Tenant || a.Node != b.Node || a.Backend != b.Backend || a.State != b.State || a.Reason != b.Reason ||
 		a.ReadyAt != b.ReadyAt || a.ExpiresAt != b.ExpiresAt || a.IP != b.IP || a.Warm != b.Warm || a.SpareSince != b.SpareSince ||
-		a.ClaimedFrom != b.ClaimedFrom || a.ColdReason != b.ColdReason || !maps.Equal(a.Labels, b.Labels)
+		a.ClaimedFrom != b.ClaimedFrom || a.ColdReason != b.ColdReason || (a.Claim == nil) != (b.Claim == nil) || !maps.Equal(a.Labels, b.Labels)
 }
 
 // use adds a row to what its node holds, or takes it away.
@@ -197,13 +197,17 @@ func (t *tx) report(r *VMReport) {
 		return
 	}
 	row := *have
-	if r.Told > row.Told && r.Told <= row.Order { // an order that never was cannot be confirmed
+	// An order that never was cannot be confirmed; while a claim can be given, only one that gave it counts.
+	if r.Told > row.Told && r.Told <= row.Order && (row.Claim == nil || row.ReadyAt == 0 || r.Claimed) {
 		row.Told = r.Told
 		if !row.Reschedulable {
 			row.Boot = nil
 		}
 	}
-	if row.HandOver && row.Told >= row.Order {
+	if r.Claimed && row.Told >= row.Order {
+		row.Claim = nil
+	}
+	if row.HandOver && row.Told >= row.Order && row.Claim == nil {
 		row.HandOver, row.Launch = false, nil
 		if r.ClaimMS != nil {
 			t.handedOver(&row, *r.ClaimMS)
@@ -236,7 +240,11 @@ func (t *tx) observe(row *VM, r *VMReport) {
 		}
 		if r.Agent && row.ReadyAt == 0 {
 			row.ReadyAt = t.now
+			if row.Claim != nil { // now it can be given
+				row.Order = t.index
+			}
 		}
+		row.CanClaim = row.CanClaim || r.Agent && r.CanClaim
 	}
 	if !row.Warm || row.SpareSince != 0 {
 		return

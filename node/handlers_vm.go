@@ -337,7 +337,16 @@ func (d *Daemon) patchVM(c *call) (answer, error) {
 		}
 		d.reserved.release(v.id)
 	}
-	repeated, err := v.order(c.token, c.token.fingerprint("patch", c.body), func(r *record) error { return d.applyPatch(r, p) })
+	known := c.body
+	if p.Claim != nil {
+		if err := d.giveClaim(c, v, *p.Claim); err != nil {
+			return answer{}, err
+		}
+		if known, err = withoutClaim(p); err != nil {
+			return answer{}, err
+		}
+	}
+	repeated, err := v.order(c.token, c.token.fingerprint("patch", known), func(r *record) error { return d.applyPatch(r, p) })
 	if err != nil {
 		return answer{}, err
 	}
@@ -348,6 +357,9 @@ func (d *Daemon) patchVM(c *call) (answer, error) {
 		}
 		if p.ExpiresInMS.Set {
 			detail["expires_in_ms"] = p.ExpiresInMS.String()
+		}
+		if p.Claim != nil {
+			detail["claim"] = true
 		}
 		d.carriedOut(c, "patch", v.id, v.view().Name, detail)
 	}

@@ -268,7 +268,7 @@ func (d *Daemon) report() api.Register {
 	}
 	out := api.Register{
 		Name: d.cfg.Name, UUID: d.id.uuid, BootID: d.cfg.Facts.BootID(), Instance: d.instance.Load().(string), Seq: d.beats.seq.Add(1),
-		URL: d.cfg.AdvertiseURL, Version: version(), Backends: driverNames(d.cfg.Drivers), Capabilities: api.Capabilities{Rename: true},
+		URL: d.cfg.AdvertiseURL, Version: version(), Backends: driverNames(d.cfg.Drivers), Capabilities: api.Capabilities{Rename: true, Claim: true},
 		VCPUsTotal: d.cfg.VCPUsTotal, MemoryMiBTotal: d.cfg.MemoryMiBTotal, CPUOvercommit: d.cfg.CPUOvercommit,
 		VMCount: running, Labels: d.cfg.Labels, Density: d.density(), Apple: d.apple(), Images: d.imagePaths(),
 		VMsDigest: digest(vms), VMs: vms, HasVMs: true,
@@ -307,7 +307,7 @@ func (t tombstone) last(ago time.Duration) api.ReportedVM {
 func (v *vm) reported() api.ReportedVM {
 	m := v.view()
 	return api.ReportedVM{ID: m.ID, Name: m.Name, State: m.State, Reason: m.Reason, GuestOS: m.GuestOS, VCPUs: m.VCPUs, MemoryMiB: m.MemoryMiB,
-		IP: m.IP, Agent: m.Agent, Cluster: m.Labels[api.LabelCluster]}
+		IP: m.IP, Agent: m.Agent, CanClaim: m.CanClaim, Cluster: m.Labels[api.LabelCluster]}
 }
 
 // digest tells one list of VMs from another. How long ago a VM ended is left out: it changes by itself.

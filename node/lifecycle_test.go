@@ -53,7 +53,7 @@ func TestCreateBootsAndTheAgentMakesItReady(t *testing.T) {
 		}
 		got.ReadyAt = 0
 		want := api.Machine{ID: id, Name: "vm-a", Backend: "sim", Image: "sim:?boot_ms=50&agent_ms=50", GuestOS: "linux", VCPUs: 1, MemoryMiB: 256,
-			State: api.StateRunning, Labels: map[string]string{"zone": "lab"}, Agent: true}
+			State: api.StateRunning, Labels: map[string]string{"zone": "lab"}, Agent: true, CanClaim: true}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Error(diff)
 		}

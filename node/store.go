@@ -23,7 +23,8 @@ type record struct {
 	Failed    string             `json:"failed,omitempty"` // why there is no machine though one is wanted
 	Note      string             `json:"note,omitempty"`   // why it is stopped, if nobody asked
 	Agent     bool               `json:"agent"`
-	Paused    bool               `json:"paused,omitempty"` // may be in effect: set before a pause, cleared after a resume
+	CanClaim  bool               `json:"can_claim,omitempty"` // the agent that answered can take a claim
+	Paused    bool               `json:"paused,omitempty"`    // may be in effect: set before a pause, cleared after a resume
 	CreatedAt api.Time           `json:"created_at"`
 	StartedAt api.Time           `json:"started_at"`
 	ReadyAt   api.Time           `json:"ready_at"`

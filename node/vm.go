@@ -300,6 +300,8 @@ func (v *vm) awaitAgent(ctx context.Context, r *run) {
 	if v.run != r || v.rec.Booted < v.rec.Boots {
 		return
 	}
+	claimer, can := r.Machine.(machine.Claimer)
+	v.rec.CanClaim = can && claimer.CanClaim()
 	v.rec.Agent, v.rec.ReadyAt, v.rec.Renew = true, v.d.wall(), renewNothing
 	v.d.reserved.release(v.id)
 	v.keepLocked()
@@ -656,7 +658,7 @@ func (v *vm) view() api.Machine {
 	}
 	out := api.Machine{
 		ID: v.id, Name: s.Name, Backend: s.Backend, Image: s.Image, GuestOS: s.GuestOS, VCPUs: s.VCPUs, MemoryMiB: s.MemoryMiB, DiskSizeGiB: s.DiskSizeGiB,
-		State: state, Reason: rec.Failed, Labels: labels, Agent: rec.Agent,
+		State: state, Reason: rec.Failed, Labels: labels, Agent: rec.Agent, CanClaim: rec.Agent && rec.CanClaim,
 		CreatedAt: rec.CreatedAt, StartedAt: rec.StartedAt, ReadyAt: rec.ReadyAt, ExpiresAt: rec.ExpiresAt,
 	}
 	if out.Reason == "" && state == api.StateStopped {

@@ -54,6 +54,16 @@ type Driver interface {
 	Remove(spec Spec, dir string) error
 }
 
+// Claimer is a Machine whose guest agent may be able to take a claim.
+type Claimer interface {
+	// CanClaim says whether the agent, which has answered a Ping, can take one.
+	CanClaim() bool
+
+	// Claim gives the guest its claim, once more if it is repeated; ErrNoAgent while there is no agent. Nothing of it
+	// may be kept, and no error may hold a value.
+	Claim(ctx context.Context, claim api.GuestClaim) error
+}
+
 // Machine is one that runs. Its methods may be called from any goroutine.
 type Machine interface {
 	// Ping asks the guest agent whether it is there; ErrNoAgent if not.

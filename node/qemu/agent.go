@@ -38,6 +38,7 @@ type agentLink struct {
 	mu     sync.Mutex
 	client *guest.Client
 	closed bool
+	claims bool // the agent that last answered takes claims
 }
 
 func (a *agentLink) get(ctx context.Context) (*guest.Client, error) {
@@ -75,11 +76,41 @@ func (a *agentLink) ping(ctx context.Context, within time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	client, err := a.get(ctx)
+	var hello guest.Hello
 	if err == nil {
-		_, err = client.Ping(ctx)
+		hello, err = client.Ping(ctx)
 	}
 	if err != nil {
 		return fmt.Errorf("%w: %w", machine.ErrNoAgent, err)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.claims = hello.Claims
+	return nil
+}
+
+func (a *agentLink) canClaim() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.claims
+}
+
+func (a *agentLink) claim(ctx context.Context, claim api.GuestClaim) error {
+	if err := a.ping(ctx, execPingWithin); err != nil {
+		return err
+	}
+	client, err := a.get(ctx)
+	if err != nil {
+		return fmt.Errorf("%w: %w", machine.ErrNoAgent, err)
+	}
+	give := guest.Claim{Hostname: claim.Hostname, Env: claim.Env, Secrets: claim.Secrets, RotateIdentity: claim.RotateIdentity}
+	for _, f := range claim.Files {
+		give.Files = append(give.Files, guest.File{Path: f.Path, Content: f.Content, Mode: f.Permissions()})
+	}
+	if err := client.Claim(ctx, give); errors.Is(err, guest.ErrClosed) {
+		return fmt.Errorf("%w: %w", machine.ErrNoAgent, err)
+	} else if err != nil {
+		return err
 	}
 	return nil
 }

@@ -246,6 +246,17 @@ func (m *vm) Exec(ctx context.Context, req api.ExecRequest) (api.ExecAnswer, err
 	return m.agent.exec(ctx, req)
 }
 
+// CanClaim says whether the agent that last answered takes claims.
+func (m *vm) CanClaim() bool { return m.agent.canClaim() }
+
+// Claim gives the guest its claim.
+func (m *vm) Claim(ctx context.Context, claim api.GuestClaim) error {
+	if err := m.awake(); err != nil {
+		return err
+	}
+	return m.agent.claim(ctx, claim)
+}
+
 // awake refuses at once what a halted guest could only time out on.
 func (m *vm) awake() error {
 	m.mu.Lock()

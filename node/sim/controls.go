@@ -95,7 +95,9 @@ func (c *controls) refusal() *string { return c.read().RefuseCreates }
 func (c *controls) Silent() bool { return c.read().Freeze }
 
 // Capabilities are those of the daemon, less renaming if that is off.
-func (c *controls) Capabilities() api.Capabilities { return api.Capabilities{Rename: c.read().Rename} }
+func (c *controls) Capabilities() api.Capabilities {
+	return api.Capabilities{Rename: c.read().Rename, Claim: true}
+}
 
 // BootID is the one that was set, else the host's own.
 func (c *controls) BootID(real string) string {

@@ -38,6 +38,7 @@ type guest struct {
 	ended    bool
 	released bool
 	err      error
+	claim    *api.GuestClaim // the last it was given
 }
 
 func (d *Driver) newGuest(spec machine.Spec, img image, dir string, l life) *guest {
@@ -112,6 +113,34 @@ func (g *guest) Ping(context.Context) error {
 // Exec runs nothing, successfully.
 func (g *guest) Exec(ctx context.Context, _ api.ExecRequest) (api.ExecAnswer, error) {
 	return api.ExecAnswer{}, g.Ping(ctx)
+}
+
+// CanClaim says no for images that say old_agent=true.
+func (g *guest) CanClaim() bool { return !g.img.oldAgent }
+
+// Claim keeps what the guest was given in memory, for Claimed.
+func (g *guest) Claim(ctx context.Context, claim api.GuestClaim) error {
+	if err := g.Ping(ctx); err != nil {
+		return err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.claim = &claim
+	return nil
+}
+
+// Claimed is what a machine that runs was last given; nil for nothing.
+func (d *Driver) Claimed(id string) *api.GuestClaim {
+	d.count.Lock()
+	defer d.count.Unlock()
+	for g := range d.guests {
+		if g.spec.ID == id {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			return g.claim
+		}
+	}
+	return nil
 }
 
 func (g *guest) Stop(context.Context, bool) error { return g.end(nil) }

@@ -32,6 +32,7 @@ type image struct {
 	crashAfter time.Duration
 	balloon    string // how the guest follows its balloon
 	template   bool   // VMs of pools and sandboxes may start from a template, at once
+	oldAgent   bool   // its agent takes no claims
 }
 
 // How a sim guest follows its balloon.
@@ -80,8 +81,12 @@ func parseImage(path string) (image, error) {
 			}
 		case key == "template":
 			img.template = given[0] == "1"
+		case key == "old_agent":
+			if img.oldAgent, err = strconv.ParseBool(given[0]); err != nil {
+				return img, api.Invalid("image", "old_agent of a sim image must be true or false")
+			}
 		default:
-			return img, api.Invalid("image", "a sim image takes boot_ms, agent_ms, fail, crash_after_ms, balloon and template")
+			return img, api.Invalid("image", "a sim image takes boot_ms, agent_ms, fail, crash_after_ms, balloon, template and old_agent")
 		}
 	}
 	return img, nil

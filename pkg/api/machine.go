@@ -65,7 +65,8 @@ type Machine struct {
 	Reason      string            `json:"reason,omitempty"`
 	Labels      map[string]string `json:"labels"`
 	IP          string            `json:"ip,omitempty"`
-	Agent       bool              `json:"agent"` // the guest agent has answered
+	Agent       bool              `json:"agent"`               // the guest agent has answered
+	CanClaim    bool              `json:"can_claim,omitempty"` // and it can take a claim
 	CreatedAt   Time              `json:"created_at"`
 	StartedAt   Time              `json:"started_at"`
 	ReadyAt     Time              `json:"ready_at"`
@@ -77,6 +78,8 @@ type MachinePatch struct {
 	Name        Optional[string]   `json:"name,omitzero"`
 	Labels      map[string]*string `json:"labels,omitempty"`
 	ExpiresInMS Optional[int64]    `json:"expires_in_ms,omitzero"`
+	// Claim is given to the guest by its agent before the rest is done. It is stored nowhere.
+	Claim *GuestClaim `json:"claim,omitempty"`
 }
 
 // Check refuses values that no machine could have. FluxVM's own labels are allowed: central sets them.
@@ -100,6 +103,9 @@ func (p *MachinePatch) Check() error {
 		if err := checkLabel("labels", k, v); err != nil {
 			return err
 		}
+	}
+	if p.Claim != nil {
+		return p.Claim.Check()
 	}
 	return nil
 }

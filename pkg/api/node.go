@@ -57,6 +57,7 @@ type AppleHost struct {
 // Capabilities are what a node's daemon can do.
 type Capabilities struct {
 	Rename bool `json:"rename"`
+	Claim  bool `json:"claim,omitempty"` // it gives claims to guests
 }
 
 // Node is a host. Free amounts are what placement may still use: total × overcommit less what is placed there.
@@ -141,6 +142,7 @@ type ReportedVM struct {
 	MemoryMiB  int64   `json:"memory_mib"`
 	IP         string  `json:"ip,omitempty"`
 	Agent      bool    `json:"agent"`                  // the guest agent has answered since it last started
+	CanClaim   bool    `json:"can_claim,omitempty"`    // and it can take a claim
 	Cluster    string  `json:"cluster,omitempty"`      // of the central that ordered it; empty for one made on the host
 	EndedMSAgo int64   `json:"ended_ms_ago,omitempty"` // for state gone
 }

@@ -18,7 +18,7 @@ func described() map[string]reflect.Type {
 		AppleHost{}, Capabilities{}, Node{}, NodePatch{}, Capacity{}, Register{}, ReportedVM{}, RegisterAnswer{}, JoinTokenRequest{}, ReplicaRequest{}, TransferRequest{},
 		JoinToken{}, Error{}, Quota{}, Holding{}, Tenant{}, TenantRequest{}, TenantPatch{}, QuotaPatch{}, TenantPolicy{}, TenantPolicyPatch{}, KeyRequest{}, Key{}, TenantUsage{},
 		Policy{}, PolicyPatch{}, Lease{}, Scrub{}, LeaseRequest{}, LeasePatch{}, Prices{}, VMPrice{}, LeasePrice{}, Rate{}, LedgerRow{},
-		AdjustmentRequest{}, UsageItem{}, Usage{},
+		AdjustmentRequest{}, UsageItem{}, Usage{}, Claim{}, ClaimFile{},
 	}
 	named := map[string]reflect.Type{
 		"VMList": reflect.TypeFor[List[VM]](), "PoolList": reflect.TypeFor[List[Pool]](), "ImageList": reflect.TypeFor[List[Image]](),

@@ -212,7 +212,7 @@ func (r *LaunchRequest) Check() error {
 		checkNumbers(numberRule{"vcpus", int64(r.VCPUs), MaxVCPUs}, numberRule{"memory_mib", r.MemoryMiB, MaxMemoryMiB},
 			numberRule{"disk_size_gib", r.DiskSizeGiB, MaxDiskGiB}, numberRule{"ttl_seconds", r.TTLSeconds, MaxTTLSeconds}, numberRule{"wait_for_capacity_secs", r.WaitForCapacitySecs, MaxWaitForCapacitySecs}),
 		CheckLabels("labels", r.Labels), CheckSelector("nodeSelector", r.Selector()), checkGuestOS("apple.guest_os", apple.GuestOS), profile,
-		r.Network.check(), checkDisks(r.ExtraDisks))
+		r.Network.check(), checkDisks(r.ExtraDisks), r.Claim.Check())
 }
 
 func checkBackend(s string) error {

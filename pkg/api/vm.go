@@ -88,6 +88,7 @@ type LaunchRequest struct {
 	ExtraDisks        []ExtraDisk       `json:"extra_disks,omitempty"`
 	SecurityProfile   string            `json:"security_profile,omitempty"`
 	Balloon           *BalloonDevice    `json:"balloon,omitempty"`
+	Claim             *Claim            `json:"claim,omitempty"`
 
 	WaitForCapacitySecs int64 `json:"wait_for_capacity_secs,omitempty"` // how long to wait for a host that has room
 }

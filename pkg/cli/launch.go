@@ -28,6 +28,7 @@ type launchFlags struct {
 	selector  []string
 	labels    []string
 	cloudInit string
+	claim     claimFlags
 	wait      bool
 	dryRun    bool
 	room      durationValue
@@ -39,10 +40,14 @@ func (a *app) launch() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "launch [NAME] --image IMAGE | --pool POOL", Short: "Start a VM, from a warm pool when one matches",
 		Long: `Start a VM. When a warm pool matches and the launch asks for nothing that a booted VM cannot have, a VM that is
-already running is handed over at once. --cloud-init and --reschedulable mean a normal boot.`,
+already running is handed over at once. --cloud-init and --reschedulable mean a normal boot.
+
+--hostname, --env, --file and --secret do not: the guest agent brings them into the guest, also into a warm one. The
+guest finds env in /run/fluxvm/env and secrets, in memory only, in /run/fluxvm/secrets.`,
 		Example: `  fluxctl fleet launch build-42 --image macos-27-xcode --ttl 2h
   fluxctl fleet launch --pool ios-ci --wait
   fluxctl fleet launch build-43 --image macos-27-xcode --wait-for-capacity 5m
+  fluxctl fleet launch --pool ios-ci --hostname build-42 --env STAGE=test --secret TOKEN=@token.txt --file job.json:/etc/job.json
   fluxctl fleet launch big --image debian-13 --vcpus 8 --memory 32G --node-selector zone=lab --dry-run`,
 		Args: takes("[NAME]"), ValidArgsFunction: cobra.NoFileCompletions,
 	}
@@ -68,6 +73,7 @@ already running is handed over at once. --cloud-init and --reschedulable mean a 
 	flags.StringArrayVar(&f.selector, "node-selector", nil, "run on a node with this label, `KEY=VALUE`; may be repeated")
 	flags.StringArrayVar(&f.labels, "label", nil, "label the VM with `KEY=VALUE`; may be repeated")
 	flags.StringVar(&f.cloudInit, "cloud-init", "", "first-boot configuration: a #cloud-config `FILE`, or - for standard input")
+	f.claim.add(cmd)
 	flags.StringVar(&f.req.Tenant, "tenant", "", "make it this `TENANT`'s VM (operator only)")
 	flags.BoolVar(&f.req.Reschedulable, "reschedulable", false, "boot it again elsewhere when its node is lost")
 	flags.BoolVar(&f.wait, "wait", false, "return once the guest agent answers")
@@ -101,6 +107,9 @@ func (f *launchFlags) request(in io.Reader, args []string) (api.LaunchRequest, e
 		if req.CloudInit, err = readCloudInit(in, f.cloudInit); err != nil {
 			return req, err
 		}
+	}
+	if req.Claim, err = f.claim.claim(); err != nil {
+		return req, err
 	}
 	req.MemoryMiB, req.DiskSizeGiB, req.TTLSeconds = int64(f.memory), int64(f.disk), f.ttl.seconds()
 	req.WaitForCapacitySecs = f.room.seconds()
@@ -267,6 +276,8 @@ func coldWords(answer api.LaunchAnswer, req api.LaunchRequest) string {
 		return "no ready warm VM is on " + req.Node
 	case "nodeSelector":
 		return "no ready warm VM is on a matching node"
+	case "claim":
+		return "the guest agent of the ready warm VMs is too old to take hostname, env, files or secrets; update fluxvm-guest in the image"
 	}
 	return "a warm VM cannot have " + answer.ColdReason
 }

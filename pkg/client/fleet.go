@@ -153,7 +153,10 @@ type LaunchOptions struct {
 func (c *Client) Launch(ctx context.Context, req api.LaunchRequest, opts LaunchOptions) (answer api.LaunchAnswer, replayed bool, err error) {
 	r := call{method: http.MethodPost, path: "/fleet/vms", body: c.launchBody(req), key: newKey(opts.Key), out: &answer}
 	if opts.WaitReady {
-		r.query, r.hold = url.Values{"wait": {"ready"}}, readyHold
+		r.query = url.Values{"wait": {"ready"}}
+	}
+	if opts.WaitReady || len(req.Claim.SecretNames()) > 0 { // secrets are answered for once the guest has them
+		r.hold = readyHold
 	}
 	if room := time.Duration(req.WaitForCapacitySecs) * time.Second; room > 0 {
 		r.hold, r.patient = r.hold+room, true

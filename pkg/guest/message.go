@@ -17,6 +17,7 @@ const (
 	opExec     = "exec"
 	opCancel   = "cancel" // end the exec with the id in the body; has no answer of its own
 	opPoweroff = "poweroff"
+	opClaim    = "claim"
 )
 
 // message is one request (Op is set) or one answer (Op is empty).
@@ -32,6 +33,7 @@ type Hello struct {
 	Protocol int    `json:"protocol"`
 	Hostname string `json:"hostname"`
 	BootID   string `json:"boot_id,omitempty"` // of the guest's kernel, where it has one
+	Claims   bool   `json:"claims,omitempty"`  // it can carry out a Claim
 }
 
 // ExecRequest is a command to run in the guest.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"strings"
 	"sync"
@@ -19,6 +20,12 @@ const maxExecs = 64
 type Server struct {
 	// Poweroff begins the guest's shutdown. Nil: the host's wish is refused.
 	Poweroff func() error
+
+	// Owner carries out what a claim changes of the guest itself. Nil: claims are refused.
+	Owner Owner
+
+	// Root is where the guest's files are. Empty: /.
+	Root string
 
 	// Idle is how long to wait after an end of file, which says that no host is there. 0: 50 ms.
 	Idle time.Duration
@@ -80,7 +87,7 @@ func (s *session) handle(ctx context.Context, raw []byte) {
 	}
 	switch m.Op {
 	case opPing:
-		s.answerLater(m.ID, func() (any, error) { return hello(), nil })
+		s.answerLater(m.ID, func() (any, error) { return s.hello(), nil })
 	case opExec:
 		s.exec(ctx, m)
 	case opCancel:
@@ -89,6 +96,14 @@ func (s *session) handle(ctx context.Context, raw []byte) {
 			cancel()
 		}
 		s.mu.Unlock()
+	case opClaim:
+		s.answerLater(m.ID, func() (any, error) {
+			var c Claim
+			if json.Unmarshal(m.Body, &c) != nil {
+				return nil, errors.New("the claim is malformed")
+			}
+			return struct{}{}, s.server.claim(c)
+		})
 	case opPoweroff:
 		s.answerLater(m.ID, func() (any, error) {
 			if s.server.Poweroff == nil {
@@ -123,6 +138,10 @@ func (s *session) exec(ctx context.Context, m message) {
 		defer cancel()
 		if err != nil {
 			return nil, err
+		}
+		if env := s.server.environ(); env != nil {
+			maps.Copy(env, req.Env)
+			req.Env = env
 		}
 		answer, err := run(ctx, req)
 		s.mu.Lock()
@@ -162,8 +181,8 @@ func (s *session) send(m message) {
 	_, _ = s.port.Write(frame)
 }
 
-func hello() Hello {
-	h := Hello{Protocol: Protocol}
+func (s *session) hello() Hello {
+	h := Hello{Protocol: Protocol, Claims: s.server.Owner != nil}
 	h.Hostname, _ = os.Hostname()
 	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	h.BootID = strings.TrimSpace(string(id))
