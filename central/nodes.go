@@ -21,7 +21,9 @@ func (q *request) showNode(view fsm.View) func(*fsm.Node) api.Node {
 		if b != nil {
 			seen = api.TimeOf(wall.Add(-wall.Sub(b.at)))
 		}
-		return wireNode(view, n, b, seen)
+		out := wireNode(view, n, b, seen)
+		out.Drain = wireDrain(view, n, q.r.clock.now())
+		return out
 	}
 }
 
@@ -108,7 +110,7 @@ func (q *request) patchNode() error {
 	if err := q.decode(&body); err != nil {
 		return err
 	}
-	change := fsm.PatchNode{Action: "PATCH /fleet/nodes/{name}"}
+	change := fsm.PatchNode{Action: "PATCH /fleet/nodes/{name}", By: q.caller.actor}
 	if body.Cordoned.Set {
 		change.Cordoned = &body.Cordoned.V
 	}
@@ -120,17 +122,12 @@ func (q *request) patchNode() error {
 
 func (q *request) cordonNode() error {
 	yes := true
-	return q.steerNode(fsm.PatchNode{Action: "POST /fleet/nodes/{name}/cordon", Cordoned: &yes})
+	return q.steerNode(fsm.PatchNode{Action: "POST /fleet/nodes/{name}/cordon", Cordoned: &yes, By: q.caller.actor})
 }
 
 func (q *request) uncordonNode() error {
 	no := false
 	return q.steerNode(fsm.PatchNode{Action: "POST /fleet/nodes/{name}/uncordon", Cordoned: &no, Draining: &no})
-}
-
-func (q *request) drainNode() error {
-	yes := true
-	return q.steerNode(fsm.PatchNode{Action: "POST /fleet/nodes/{name}/drain", Cordoned: &yes, Draining: &yes})
 }
 
 // steerNode is for the routes whose body may hold a reason and nothing else.
@@ -163,12 +160,19 @@ func (q *request) changeNode(change fsm.PatchNode, op *fsm.Op) error {
 		return err
 	}
 	q.wakePools()
+	if g := q.leading(); g != nil {
+		poke(g.vmPoke)
+	}
 	return q.getNode()
 }
 
 func (q *request) deleteNode() error {
 	name := q.name("name")
-	if _, err := q.propose(fsm.KindDeleteNode, nil, fsm.DeleteNode{Name: name}); err != nil {
+	force, err := q.flag("force")
+	if err != nil {
+		return err
+	}
+	if _, err := q.propose(fsm.KindDeleteNode, nil, fsm.DeleteNode{Name: name, Force: force}); err != nil {
 		return err
 	}
 	q.r.fleet.forget(name)

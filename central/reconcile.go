@@ -26,7 +26,6 @@ const (
 	actorPool         = "warm-pool"
 	actorCentral      = "central"
 	reasonExpired     = "its TTL ran out"
-	reasonDraining    = "its node is draining"
 )
 
 // loops are the reconcilers of a reign. Only they act without being asked.
@@ -134,25 +133,6 @@ func (g *reign) passVMs(ctx context.Context) error {
 	if waiting && now.Sub(view.Meta().Now) > tickEvery {
 		_, err := g.propose(ctx, fsm.KindTick, actorCentral, nil, fsm.Tick{})
 		return err
-	}
-	return nil
-}
-
-// drain ends what a drain may end: VMs with a deadline. Spares are their pool's business; all others stay.
-func (g *reign) drain(ctx context.Context, view fsm.View) error {
-	for node := range view.Nodes("") {
-		if !node.Draining {
-			continue
-		}
-		var ids []string
-		for row := range view.VMsOn(node.Name) {
-			if row.Live() && row.Ephemeral() && !row.Warm {
-				ids = append(ids, row.ID)
-			}
-		}
-		if err := g.end(ctx, ids, "drain", reasonDraining, actorCentral); err != nil {
-			return err
-		}
 	}
 	return nil
 }

@@ -151,11 +151,21 @@ type PatchNode struct {
 	Draining *bool   `json:"draining,omitempty"`
 	Reason   *string `json:"reason,omitempty"`
 	IfMatch  uint64  `json:"if_match,omitempty"`
+
+	By    string     `json:"by,omitempty"`    // who is shown as the one that cordoned or drained
+	Drain *DrainHost `json:"drain,omitempty"` // how to drain
 }
 
-// DeleteNode forgets a host that holds no VMs.
+// DrainHost is how a host is to be emptied.
+type DrainHost struct {
+	DeadlineSeconds int64 `json:"deadline_seconds,omitempty"` // from the command's time; 0: none
+	Force           bool  `json:"force,omitempty"`            // at the deadline, or at once without one, delete what blocks
+}
+
+// DeleteNode forgets a host that holds no VMs. Force forgets the VMs with it: their host is gone for good.
 type DeleteNode struct {
-	Name string `json:"name"`
+	Name  string `json:"name"`
+	Force bool   `json:"force,omitempty"`
 }
 
 // NodeHealth records changes of what central thinks of hosts, many at once.

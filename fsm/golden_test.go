@@ -106,6 +106,7 @@ func script() []step {
 		{kind: KindReportScrub, more: "-done", at: 90_140_000, body: ReportScrub{ID: "l-1", Node: "studio-1", Order: 36}},
 		{kind: KindAdjustLedger, op: &Op{Key: "k-money", Digest: "d11"}, at: 90_150_000, body: AdjustLedger{Request: api.AdjustmentRequest{Tenant: "acme", AmountMicros: -250_000, Reason: "a disk was busy"}}},
 		{kind: KindDeleteTenant, at: 90_160_000, body: DeleteTenant{Name: "acme"}},
+		{kind: KindPatchNode, more: "-drain", at: 90_165_000, body: PatchNode{Name: "studio-1", Action: "POST /fleet/nodes/{name}/drain", Cordoned: new(true), Draining: new(true), By: "operator", Drain: &DrainHost{DeadlineSeconds: 3600, Force: true}}},
 		{kind: KindCreateJoinToken, more: "-replica", at: 90_170_000, body: CreateJoinToken{Token: JoinToken{ID: "t-2", Hash: "d00d", Kind: "replica", NamePattern: "central-*", UsesLeft: 1, ExpiresAt: 1_700_100_000_000}}},
 		{kind: KindAdmitReplica, op: &Op{Key: "k-replica", Digest: "d12"}, at: 90_180_000, body: AdmitReplica{Name: "central-4", Addr: "10.0.0.4:7800", TokenHash: "d00d"}},
 	}

@@ -104,14 +104,30 @@ func (t *tx) patchNode(c PatchNode) (any, error) {
 	}
 	row := *have
 	if c.Cordoned != nil {
+		if *c.Cordoned && (!row.Cordoned || row.CordonedBy == "") {
+			row.CordonedBy = c.By
+		}
 		row.Cordoned = *c.Cordoned
 		if !row.Cordoned {
-			row.Draining, row.Reason = false, ""
+			row.Draining, row.Reason, row.CordonedBy, row.Drain = false, "", "", nil
 		}
 	}
 	if c.Draining != nil {
 		row.Draining = *c.Draining
 		row.Cordoned = row.Cordoned || row.Draining
+		if !row.Draining {
+			row.Drain = nil
+		}
+	}
+	if c.Drain != nil && row.Draining {
+		drain := Drain{By: c.By, StartedAt: t.now, Force: c.Drain.Force, Total: t.Use(row.Name).VMs}
+		if have.Drain != nil { // it goes on, in another way
+			drain.StartedAt, drain.Total = have.Drain.StartedAt, have.Drain.Total
+		}
+		if c.Drain.DeadlineSeconds > 0 {
+			drain.Deadline = t.now + api.Time(c.Drain.DeadlineSeconds*1000)
+		}
+		row.Drain = &drain
 	}
 	if c.Reason != nil {
 		row.Reason = *c.Reason
@@ -133,13 +149,30 @@ func (t *tx) deleteNode(c DeleteNode) (any, error) {
 	if have.Lease != "" {
 		return nil, api.Errorf(api.CodeConflict, "node %s is held by lease %s; end the lease first", c.Name, have.Lease)
 	}
-	if n := t.Use(c.Name).VMs; n > 0 {
-		return nil, api.Errorf(api.CodeConflict, "node %s still holds %d VMs; drain it and delete them first", c.Name, n)
+	if n := t.Use(c.Name).VMs; n > 0 && !c.Force {
+		return nil, api.Errorf(api.CodeConflict, "node %s still holds %d VMs; drain it and delete them first, or if it is gone for good delete it with force", c.Name, n)
 	}
+	t.forgetVMs(have)
 	t.remove(tableNode, have)
 	t.event(EventNode, ActionDeleted, "", have)
 	t.log(t.env.Actor, "DELETE /fleet/nodes/{name}", c.Name, "", "ok")
 	return nil, nil
+}
+
+// forgetVMs drops the VMs of a host that is deleted. Those of a silent one ended when it was last heard.
+func (t *tx) forgetVMs(n *Node) {
+	if n.State != api.NodeHealthy {
+		t.endedAt = max(n.ConfirmedAt, 1)
+		defer func() { t.endedAt = 0 }()
+	}
+	var all []*VM
+	for v := range t.VMsOn(n.Name) {
+		all = append(all, v)
+	}
+	for _, v := range all {
+		t.putVM(v, nil)
+		t.log("central", "end", v.Name, v.Tenant, "ok", "vm_id", v.ID, "reason", "its node was deleted")
+	}
 }
 
 // nodeHealth records what central thinks of hosts. VMs of a silent host become unknown, and come back with it.

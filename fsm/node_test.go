@@ -117,6 +117,34 @@ func TestUncordonEndsADrainAndItsReason(t *testing.T) {
 	f.refused(api.CodeNotFound, "", KindPatchNode, PatchNode{Name: "absent"})
 }
 
+func TestADrainKeepsItsBeginningAndTakesAnotherDeadline(t *testing.T) {
+	f := newFleet(t)
+	f.node("n1")
+	drain := func(how DrainHost) *Drain {
+		f.do(KindPatchNode, PatchNode{Name: "n1", Cordoned: new(true), Draining: new(true), By: "ann", Drain: &how})
+		return f.view().Node("n1").Drain
+	}
+	first := drain(DrainHost{})
+	if first == nil || first.By != "ann" || first.StartedAt != f.now || first.Deadline != 0 || first.Forced(f.now) {
+		t.Fatalf("got %+v", first)
+	}
+	began := f.now
+	f.now += 5000
+	if next := drain(DrainHost{DeadlineSeconds: 10, Force: true}); next.StartedAt != began || next.Deadline != f.now+10_000 || next.Forced(f.now) || !next.Forced(f.now+10_000) {
+		t.Errorf("got %+v, want the same beginning and a deadline in ten seconds", next)
+	}
+	if now := drain(DrainHost{Force: true}); !now.Forced(f.now) {
+		t.Errorf("force without a deadline: %+v, want it to hold at once", now)
+	}
+	if n := f.view().Node("n1"); n.CordonedBy != "ann" {
+		t.Errorf("cordoned by %q", n.CordonedBy)
+	}
+	f.do(KindPatchNode, PatchNode{Name: "n1", Draining: new(false)})
+	if n := f.view().Node("n1"); n.Drain != nil || !n.Cordoned {
+		t.Errorf("got %+v, want the drain over and the node cordoned", n)
+	}
+}
+
 func TestNodeThatHoldsVMsCannotBeDeleted(t *testing.T) {
 	f := newFleet(t)
 	f.node("n1")

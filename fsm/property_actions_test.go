@@ -148,7 +148,10 @@ func (m *model) patchNode(*rapid.T) {
 	case 2:
 		c.Cordoned, c.Reason = new(true), new("repair")
 	case 3:
-		c.Draining = new(true)
+		c.Draining, c.By = new(true), "operator"
+		if m.chance(2, "with a deadline") {
+			c.Drain = &DrainHost{DeadlineSeconds: 60, Force: m.chance(2, "force")}
+		}
 	}
 	if _, r, op, applied := m.keyed(KindPatchNode, "", c, c); applied {
 		m.kept(r, KindPatchNode, op, c, c.Name)

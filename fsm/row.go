@@ -46,9 +46,23 @@ type Node struct {
 	Cordoned       bool              `json:"cordoned"`
 	Draining       bool              `json:"draining"`
 	Reason         string            `json:"reason,omitempty"`
+	CordonedBy     string            `json:"cordoned_by,omitempty"`
+	Drain          *Drain            `json:"drain,omitempty"` // of the drain under way
 	CreatedAt      api.Time          `json:"created_at"`
 	Version        uint64            `json:"version"`
 }
+
+// Drain is how a host is being emptied.
+type Drain struct {
+	By        string   `json:"by"`
+	StartedAt api.Time `json:"started_at"`
+	Deadline  api.Time `json:"deadline"` // zero: none
+	Force     bool     `json:"force,omitempty"`
+	Total     int      `json:"total"` // VMs that were there when it began
+}
+
+// Forced says that what blocks the drain is to be deleted now.
+func (d *Drain) Forced(now api.Time) bool { return d != nil && d.Force && now >= d.Deadline }
 
 // Backend is what the backend name of a request means on this node.
 func (n *Node) Backend(named string) string {

@@ -68,7 +68,9 @@ type Node struct {
 	State          NodeState         `json:"state"`
 	Reason         string            `json:"reason,omitempty"`
 	Cordoned       bool              `json:"cordoned"`
+	CordonedBy     string            `json:"cordoned_by,omitempty"`
 	Draining       bool              `json:"draining"`
+	Drain          *NodeDrain        `json:"drain,omitempty"` // of the drain under way
 	Lease          *string           `json:"lease"`
 	Backends       []string          `json:"backends"`
 	Capabilities   Capabilities      `json:"capabilities"`
@@ -85,6 +87,39 @@ type Node struct {
 	LastSeenAt     Time              `json:"last_seen_at"`
 	Version        uint64            `json:"version"`
 }
+
+// NodeDrain is how far a drain is. What blocks it stays until somebody deletes it, or the drain is forced.
+type NodeDrain struct {
+	By        string         `json:"by"`
+	StartedAt Time           `json:"started_at"`
+	Deadline  Time           `json:"deadline"` // null: none
+	Force     bool           `json:"force"`
+	Done      bool           `json:"done"`
+	Overdue   bool           `json:"overdue"` // the deadline has passed and VMs are left
+	Total     int            `json:"total"`   // VMs that were there when it began
+	ToDelete  int            `json:"to_delete"`
+	ToMove    int            `json:"to_move"`
+	Blocked   int            `json:"blocked"`
+	Blocking  []DrainBlocker `json:"blocking"` // 50 of them at most
+}
+
+// DrainBlocker is a VM that a drain may not touch, and why.
+type DrainBlocker struct {
+	ID     string  `json:"id"`
+	Name   string  `json:"name"`
+	Tenant *string `json:"tenant"`
+	Why    string  `json:"why"`
+}
+
+// DrainRequest is the body of POST /fleet/nodes/{name}/drain.
+type DrainRequest struct {
+	Reason          *string `json:"reason,omitempty"`
+	DeadlineSeconds int64   `json:"deadline_seconds,omitempty"` // 0: none
+	Force           bool    `json:"force,omitempty"`            // at the deadline, or at once without one, delete what blocks
+}
+
+// MaxDrainSeconds is the longest deadline of a drain.
+const MaxDrainSeconds = 30 * 24 * 3600
 
 // NodePatch is the merge patch of PATCH /fleet/nodes/{name}.
 type NodePatch struct {

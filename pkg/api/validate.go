@@ -406,6 +406,15 @@ func (p *NodePatch) Check() error {
 	return checkText("reason", p.Reason.V, maxReasonLength, false)
 }
 
+// Check refuses a drain that cannot be meant.
+func (r *DrainRequest) Check() error {
+	reason := ""
+	if r.Reason != nil {
+		reason = *r.Reason
+	}
+	return first(checkText("reason", reason, maxReasonLength, false), checkNumbers(numberRule{"deadline_seconds", r.DeadlineSeconds, MaxDrainSeconds}))
+}
+
 // Check refuses a join token nobody could use.
 func (r *JoinTokenRequest) Check() error {
 	if r.Kind != "node" && r.Kind != "replica" {

@@ -240,6 +240,15 @@ func studio() api.Node {
 	}
 }
 
+// drainedStudio is a node that is being drained, and one VM blocks that.
+func drainedStudio() api.Node {
+	n := studio()
+	n.Cordoned, n.Draining, n.CordonedBy, n.Reason = true, true, "operator", "macOS update"
+	n.Drain = &api.NodeDrain{By: "operator", StartedAt: ago(time.Minute), Total: 3, ToDelete: 1, Blocked: 1,
+		Blocking: []api.DrainBlocker{{ID: "0190f3f0-0000-7000-8000-000000000009", Name: "build-42", Tenant: ptr("acme"), Why: "it has no TTL"}}}
+	return n
+}
+
 func threeReplicas() api.Cluster {
 	return api.Cluster{ID: "c0ffee", Epoch: 1, Leader: "central-2", Term: 4, Index: 1042, Replicas: []api.Replica{
 		{Name: "central-1", ClusterAddr: "10.0.0.1:7800", URL: "http://10.0.0.1:7799", Role: "voter", Healthy: true, AppliedIndex: 1040, LastContactMS: 12, Version: "1.2.3"},
@@ -274,7 +283,7 @@ func wholeFleet() answers {
 		"GET /fleet/nodes/{name}":           node,
 		"PATCH /fleet/nodes/{name}":         node,
 		"POST /fleet/nodes/{name}/uncordon": node,
-		"POST /fleet/nodes/{name}/drain":    node,
+		"POST /fleet/nodes/{name}/drain":    drainedStudio(),
 		"GET /fleet/nodes/{name}/vms":       page(vm),
 		"GET /fleet/images":                 page(iosImage()),
 		"GET /fleet/images/{name}":          iosImage(),

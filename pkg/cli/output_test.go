@@ -84,8 +84,8 @@ func TestOutput(t *testing.T) {
 			"✓ Deleted warm pool ios-ci",
 			"  Its warm VMs are being deleted; taken ones keep running")},
 		{line: "fleet nodes", out: said(
-			"NAME      STATE    VMS  FREE-VCPUS  FREE-MEMORY  MACOS  PRESSURE  WARM  SEEN",
-			"studio-1  healthy  2    116         32 GiB       2/2    normal    1     4s")},
+			"NAME      STATE    VMS  FREE-VCPUS  FREE-MEMORY  MACOS  PRESSURE  WARM  LEASE  SEEN  WHY",
+			"studio-1  healthy  2    116         32 GiB       2/2    normal    1     -      4s    -")},
 		{line: "fleet node studio-1", out: said(
 			"studio-1",
 			"  state      healthy",
@@ -109,7 +109,9 @@ func TestOutput(t *testing.T) {
 			"  2 VMs on it keep running; undo: fluxctl fleet uncordon studio-1")},
 		{line: "fleet uncordon studio-1", out: said("✓ Uncordoned studio-1: new VMs may run there")},
 		{line: "fleet drain studio-1 --yes", out: said(
-			"✓ Draining studio-1: 2 VMs left on it",
+			"✓ Draining studio-1: 2 of 3 VMs left, 1 to delete, 1 blocking",
+			"BLOCKING  OWNER  WHY",
+			"build-42  acme   it has no TTL",
 			"  Watch it: fluxctl fleet node studio-1")},
 		{line: "fleet images", out: said(
 			"NAME            TITLE                GUEST  SIZE             DISK     AGENT",
@@ -237,7 +239,7 @@ func TestJSONIsTheObjectOfTheAPI(t *testing.T) {
 		"fleet node studio-1":                studio(),
 		"fleet cordon studio-1":              studio(),
 		"fleet uncordon studio-1":            studio(),
-		"fleet drain studio-1 --yes":         studio(),
+		"fleet drain studio-1 --yes":         drainedStudio(),
 		"fleet images":                       page(iosImage()),
 		"fleet image-add x --path /x":        iosImage(),
 		"fleet capacity":                     wholeFleet()["GET /fleet/capacity"],

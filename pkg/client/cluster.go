@@ -40,9 +40,9 @@ func (c *Client) Uncordon(ctx context.Context, name string) error {
 	return c.orderNode(ctx, name, "uncordon")
 }
 
-// Drain cordons a host and removes the VMs that may be removed.
-func (c *Client) Drain(ctx context.Context, name string) error {
-	return c.orderNode(ctx, name, "drain")
+// Drain cordons a host and removes the VMs that may be removed; a repeat changes the drain under way.
+func (c *Client) Drain(ctx context.Context, name string, how api.DrainRequest) (api.Node, error) {
+	return post[api.Node](ctx, c.caller, at("/fleet/nodes", name, "drain"), "", how)
 }
 
 func (c *Client) orderNode(ctx context.Context, name, order string) error {
