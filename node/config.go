@@ -45,7 +45,7 @@ type Config struct {
 	VCPUsTotal     int    // 0: the host's processors
 	MemoryMiBTotal int64  // 0: the host's memory
 	CPUOvercommit  int    // 0: DefaultCPUOvercommit
-	AppleChip      string // reported when a driver runs macOS guests
+	AppleChip      string // reported when a driver runs macOS guests; empty: what Facts say
 
 	Settings Settings
 
@@ -101,6 +101,9 @@ func (c Config) filled() (Config, error) {
 	}
 	if c.Facts == nil {
 		c.Facts = hostFacts{}
+	}
+	if c.AppleChip == "" {
+		c.AppleChip = c.Facts.Chip()
 	}
 	if s := steering(c.Drivers); s != nil {
 		c.Facts, c.Clock = steeredFacts{Facts: c.Facts, as: s}, s

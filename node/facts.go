@@ -16,6 +16,9 @@ type Facts interface {
 	// under one BootID.
 	Uptime() time.Duration
 
+	// Chip names a Mac's processor, such as m4-max; empty on other hosts.
+	Chip() string
+
 	// Memory is read anew at each call.
 	Memory() (api.HostMemory, error)
 }

@@ -1,6 +1,8 @@
 package node
 
 import (
+	"context"
+	"os/exec"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -8,7 +10,7 @@ import (
 	"github.com/fluxvm/fluxvm/pkg/api"
 )
 
-// hostFacts asks the kernel by sysctl.
+// hostFacts asks the kernel by sysctl, and vm_stat for what sysctl does not tell.
 type hostFacts struct{}
 
 func (hostFacts) BootID() string {
@@ -21,31 +23,32 @@ func (hostFacts) BootID() string {
 
 func (hostFacts) Uptime() time.Duration { return clockReading(unix.CLOCK_MONOTONIC_RAW) }
 
+func (hostFacts) Chip() string {
+	brand, err := unix.Sysctl("machdep.cpu.brand_string")
+	if err != nil {
+		return ""
+	}
+	return chipName(brand)
+}
+
 func (hostFacts) Memory() (api.HostMemory, error) {
 	total, err := unix.SysctlUint64("hw.memsize")
 	if err != nil {
 		return api.HostMemory{}, factsError("memory", err)
 	}
-	page, err := unix.SysctlUint32("vm.pagesize")
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	raw, err := exec.CommandContext(ctx, "/usr/bin/vm_stat").Output()
 	if err != nil {
 		return api.HostMemory{}, factsError("memory", err)
 	}
-	var pages uint64
-	for _, name := range [...]string{"vm.page_free_count", "vm.page_speculative_count", "vm.page_purgeable_count", "vm.page_pageable_external_count"} {
-		n, err := unix.SysctlUint32(name)
-		if err != nil {
-			return api.HostMemory{}, factsError("memory", err)
-		}
-		pages += uint64(n)
+	available, err := availableMiB(string(raw))
+	if err != nil {
+		return api.HostMemory{}, factsError("memory", err)
 	}
-	out := api.HostMemory{MemTotalMiB: int64(total >> 20), MemAvailableMiB: min(int64(total>>20), int64(pages*uint64(page)>>20))}
 	level, err := unix.SysctlUint32("kern.memorystatus_vm_pressure_level")
 	if err != nil {
 		return api.HostMemory{}, factsError("memory pressure", err)
 	}
-	words := map[uint32]string{1: api.PressureNormal, 2: api.PressureWarn, 4: api.PressureCritical}
-	if word, ok := words[level]; ok {
-		out.PressureLevel = &word
-	}
-	return out, nil
+	return api.HostMemory{MemTotalMiB: int64(total >> 20), MemAvailableMiB: min(int64(total>>20), available), PressureLevel: pressureLevel(level)}, nil
 }

@@ -25,8 +25,13 @@ func (hostFacts) BootID() string {
 
 func (hostFacts) Uptime() time.Duration { return clockReading(unix.CLOCK_BOOTTIME) }
 
-func (hostFacts) Memory() (api.HostMemory, error) {
-	fs, err := procfs.NewDefaultFS()
+func (hostFacts) Chip() string { return "" }
+
+func (hostFacts) Memory() (api.HostMemory, error) { return memoryBelow(procfs.DefaultMountPoint) }
+
+// memoryBelow reads meminfo and memory pressure below the mount point of /proc.
+func memoryBelow(proc string) (api.HostMemory, error) {
+	fs, err := procfs.NewFS(proc)
 	if err != nil {
 		return api.HostMemory{}, factsError("memory", err)
 	}

@@ -61,6 +61,8 @@ func (f *fakeFacts) Uptime() time.Duration {
 	return time.Since(f.since)
 }
 
+func (f *fakeFacts) Chip() string { return "m4-max" }
+
 func (f *fakeFacts) Memory() (api.HostMemory, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
