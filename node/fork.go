@@ -204,11 +204,7 @@ func (v *vm) copies(req api.ForkRequest) []api.MachineRequest {
 		for k, value := range req.Labels {
 			s.Labels[k] = value
 		}
-		if s.Network != nil { // a port of the host has one taker
-			n := *s.Network
-			n.Forwards = nil
-			s.Network = &n
-		}
+		s.Network = s.Network.WithoutForwards() // a port of the host has one taker
 		out = append(out, s)
 	}
 	return out
@@ -327,10 +323,8 @@ func (d *Daemon) fromSnapshot(req *api.MachineRequest) (string, error) {
 		return "", api.Invalid("cloud_init", "a VM from a snapshot has booted already; leave cloud_init out")
 	}
 	req.Image, req.VCPUs, req.DiskSizeGiB, req.Backend = has.Image, has.VCPUs, has.DiskSizeGiB, has.Backend
-	if req.Network == nil && has.Network != nil {
-		n := *has.Network
-		n.Forwards = nil
-		req.Network = &n
+	if req.Network == nil {
+		req.Network = has.Network.WithoutForwards()
 	}
 	return filepath.Join(d.snapshotsDir(), name), nil
 }

@@ -166,3 +166,18 @@ func dialIn(ctx context.Context, dir, name string) (net.Conn, error) {
 	}
 	return conn, nil
 }
+
+// listenIn listens on a socket in the directory, however long the directory's path is.
+func listenIn(dir, name string) (*net.UnixListener, error) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), name)})
+	if err != nil {
+		return nil, fmt.Errorf("listening on %s: %w", filepath.Join(dir, name), err)
+	}
+	l.SetUnlinkOnClose(false) // by then the path means another directory
+	return l, nil
+}

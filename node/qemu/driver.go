@@ -116,11 +116,16 @@ func (d *Driver) start(ctx context.Context, spec machine.Spec, dir string) (*vm,
 			return nil, err
 		}
 	}
-	proc, err := launch(h.binary, arguments(h, d.cfg, img, spec), dir)
+	return d.boot(ctx, h, arguments(h, d.cfg, img, spec, memory{}), spec, dir, nil)
+}
+
+// boot starts QEMU and attaches to it, or leaves nothing behind.
+func (d *Driver) boot(ctx context.Context, h host, args []string, spec machine.Spec, dir string, feed func(context.Context, *qmp) error) (*vm, error) {
+	proc, err := launch(h.binary, args, dir, feed != nil)
 	if err != nil {
 		return nil, err
 	}
-	m, err := d.attach(ctx, spec, dir, proc)
+	m, err := d.attach(ctx, spec, dir, proc, feed)
 	if err != nil {
 		_ = proc.kill()
 		endWithin(proc, killWithin)
@@ -143,7 +148,7 @@ func (d *Driver) Adopt(ctx context.Context, spec machine.Spec, dir string) (mach
 	if proc == nil {
 		return nil, machine.ErrGone
 	}
-	m, err := d.attach(ctx, spec, dir, proc)
+	m, err := d.attach(ctx, spec, dir, proc, nil)
 	if err != nil {
 		select {
 		case <-proc.ended:
@@ -188,7 +193,7 @@ func (d *Driver) clear(spec machine.Spec, dir string) error {
 		}
 		_ = proc.collect()
 	}
-	for _, name := range []string{pidFile, logFile, monitorSocket, agentSocket, consoleFile} {
+	for _, name := range []string{pidFile, logFile, monitorSocket, agentSocket, incomingSocket, consoleFile} {
 		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -212,8 +217,9 @@ func makeDisk(path string, sizeGiB int64) error {
 	return nil
 }
 
-// launch starts QEMU in a session of its own and notes which process it is.
-func launch(binary string, args []string, dir string) (*process, error) {
+// launch starts QEMU in a session of its own and notes which process it is. With masked it may not make holes in
+// files: see maskHoles.
+func launch(binary string, args []string, dir string, masked bool) (*process, error) {
 	log, err := os.OpenFile(filepath.Join(dir, logFile), os.O_CREATE|os.O_TRUNC|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("opening QEMU's log: %w", err)
@@ -223,7 +229,11 @@ func launch(binary string, args []string, dir string) (*process, error) {
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, log, log
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C"} // and none of the daemon's secrets
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
+	start := cmd.Start
+	if masked {
+		start = func() error { return startMasked(cmd) }
+	}
+	if err := start(); err != nil {
 		return nil, fmt.Errorf("running QEMU: %w", err)
 	}
 	// Nobody waits for it through cmd: process.collect reaps it, whichever daemon started it.

@@ -131,7 +131,7 @@ func TestArgumentsFollowTheRequest(t *testing.T) {
 		}
 		return false
 	}
-	plain := arguments(host{accel: accelTCG, sandbox: true}, Config{TranslationMiB: 32}, image{kernel: "/images/tiny/vmlinuz", cmdline: "debug"}, spec)
+	plain := arguments(host{accel: accelTCG, sandbox: true}, Config{TranslationMiB: 32}, image{kernel: "/images/tiny/vmlinuz", cmdline: "debug"}, spec, memory{})
 	for flag, value := range map[string]string{
 		"-uuid": spec.ID, "-accel": "tb-size=32", "-cpu": "max", "-smp": "1", "-m": "160M", "-sandbox": "spawn=deny",
 		"-append": "fluxvm.hostname=tiny-1 debug", "-device": "virtio-balloon-pci", "-serial": "chardev:con0",
@@ -145,7 +145,7 @@ func TestArgumentsFollowTheRequest(t *testing.T) {
 	}
 	spec.VCPUs, spec.DiskSizeGiB = 4, 10
 	spec.Network = &api.Network{Mode: "nat", Forwards: []api.PortForward{{HostPort: 8080, GuestPort: 80}}}
-	full := arguments(host{accel: accelKVM}, Config{}, image{}, spec)
+	full := arguments(host{accel: accelKVM}, Config{}, image{}, spec, memory{})
 	for flag, value := range map[string]string{
 		"-accel": "kvm", "-cpu": "host", "-smp": "4", "-drive": "file=disk.raw",
 		"-netdev": "user,id=net0,restrict=on,hostfwd=tcp:127.0.0.1:8080-:80", "-device": "virtio-net-pci",
@@ -157,7 +157,7 @@ func TestArgumentsFollowTheRequest(t *testing.T) {
 	if slices.Contains(full, "-sandbox") {
 		t.Errorf("a system call filter that this QEMU lacks in %q", full)
 	}
-	if open := arguments(host{}, Config{OpenNetwork: true}, image{}, spec); has(open, "-netdev", "restrict") {
+	if open := arguments(host{}, Config{OpenNetwork: true}, image{}, spec, memory{}); has(open, "-netdev", "restrict") {
 		t.Errorf("a restricted network in %q", open)
 	}
 }

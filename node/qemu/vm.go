@@ -51,6 +51,8 @@ const (
 
 // vm is one running micro-VM.
 type vm struct {
+	driver  *Driver
+	spec    machine.Spec
 	log     hclog.Logger
 	dir     string
 	proc    *process
@@ -65,32 +67,43 @@ type vm struct {
 	work     sync.WaitGroup
 	once     sync.Once
 
+	turning sync.Mutex // held while the guest is halted, let go on, or saved
+
 	mu       sync.Mutex
 	state    runState
 	stopping bool
 	err      error
+	stats    bool // the guest was asked to tell of its memory
 }
 
-// attach connects to the process's monitor and begins to watch it. It neither ends nor closes proc on failure.
-func (d *Driver) attach(ctx context.Context, spec machine.Spec, dir string, proc *process) (*vm, error) {
+// attach connects to the process's monitor and begins to watch it. It neither ends nor closes proc on failure. feed,
+// where there is one, hands a saved state over first.
+func (d *Driver) attach(ctx context.Context, spec machine.Spec, dir string, proc *process, feed func(context.Context, *qmp) error) (*vm, error) {
 	ctx, cancel := context.WithTimeout(ctx, openWithin)
 	defer cancel()
 	m := &vm{
-		log: d.log.With("vm", spec.ID, "pid", proc.pid), dir: dir, proc: proc,
+		driver: d, spec: spec, log: d.log.With("vm", spec.ID, "pid", proc.pid), dir: dir, proc: proc,
 		agent: agentLink{dir: dir}, console: console{path: filepath.Join(dir, consoleFile)}, noAgent: spec.NoAgent,
 		shutdown: make(chan string, 1), released: make(chan struct{}), done: make(chan struct{}),
 	}
-	if err := m.openMonitor(ctx); err != nil {
+	var err error
+	if m.monitor, err = openMonitor(ctx, dir, proc, m.event); err != nil {
 		return nil, err
 	}
-	var status struct{ Status string }
-	if err := m.monitor.execute(ctx, "query-status", nil, &status); err != nil {
+	var status string
+	if feed != nil {
+		err = feed(ctx, m.monitor)
+	}
+	if err == nil {
+		status, err = runStatus(ctx, m.monitor)
+	}
+	if err != nil {
 		m.monitor.close()
 		return nil, err
 	}
-	switch status.Status {
+	switch status {
 	case "running":
-	case "paused":
+	case "paused", "finish-migrate", "postmigrate": // the latter two: a daemon ended while it saved the machine
 		m.state = statePaused
 	default: // its event came before we listened
 		m.state = stateEnded
@@ -101,21 +114,20 @@ func (d *Driver) attach(ctx context.Context, spec machine.Spec, dir string, proc
 }
 
 // openMonitor dials until QEMU listens, which it does a moment after its start.
-func (m *vm) openMonitor(ctx context.Context) error {
+func openMonitor(ctx context.Context, dir string, proc *process, event func(qmpEvent)) (*qmp, error) {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		conn, err := dialIn(ctx, m.dir, monitorSocket)
+		conn, err := dialIn(ctx, dir, monitorSocket)
 		if err == nil {
-			m.monitor, err = openQMP(ctx, conn, qmpTimeout, m.event)
-			return err
+			return openQMP(ctx, conn, qmpTimeout, event)
 		}
 		select {
 		case <-tick.C:
-		case <-m.proc.ended:
-			return errors.New("QEMU ended before its guest ran")
+		case <-proc.ended:
+			return nil, errors.New("QEMU ended before its guest ran")
 		case <-ctx.Done():
-			return errors.Join(err, ctx.Err())
+			return nil, errors.Join(err, ctx.Err())
 		}
 	}
 }
@@ -283,6 +295,12 @@ func (m *vm) Pause(ctx context.Context) error { return m.turn(ctx, "stop", state
 func (m *vm) Resume(ctx context.Context) error { return m.turn(ctx, "cont", stateRunning) }
 
 func (m *vm) turn(ctx context.Context, command string, to runState) error {
+	m.turning.Lock()
+	defer m.turning.Unlock()
+	return m.turnNow(ctx, command, to)
+}
+
+func (m *vm) turnNow(ctx context.Context, command string, to runState) error {
 	if err := m.monitor.execute(ctx, command, nil, nil); err != nil {
 		return m.failed(err)
 	}

@@ -51,6 +51,19 @@ type MachineRequest struct {
 	VFIODevices     []string          `json:"vfio_devices,omitempty"`
 }
 
+// WithoutForwards is the network with no port of the host taken; nil stays nil.
+func (n *Network) WithoutForwards() *Network {
+	if n == nil {
+		return nil
+	}
+	out := *n
+	out.Forwards = nil
+	if out.Mode == "" && len(n.Forwards) > 0 {
+		out.Mode = "nat" // it has a device because of its forwards
+	}
+	return &out
+}
+
 // Machine is a VM as its node shows it (GET /v1/vms/{id}).
 type Machine struct {
 	ID          string            `json:"id"`

@@ -27,6 +27,9 @@ type Server struct {
 	// Root is where the guest's files are. Empty: /.
 	Root string
 
+	// Renew carries out a renewal. Nil: the host's wish is refused.
+	Renew func(Renewal) error
+
 	// Idle is how long to wait after an end of file, which says that no host is there. 0: 50 ms.
 	Idle time.Duration
 }
@@ -104,6 +107,8 @@ func (s *session) handle(ctx context.Context, raw []byte) {
 			}
 			return struct{}{}, s.server.claim(c)
 		})
+	case opRenew:
+		s.renew(m)
 	case opPoweroff:
 		s.answerLater(m.ID, func() (any, error) {
 			if s.server.Poweroff == nil {
