@@ -85,7 +85,7 @@ const refreshPools = new Refresh(async () => {
   const of = generation;
   const names = [...dirtyPools];
   dirtyPools.clear();
-  if (names.length > 6) {
+  if (names.length > 8) {
     const list = await all<Pool>("/fleet/pools");
     if (current(of)) tables.pool.fill(list.items);
     return;
@@ -99,7 +99,7 @@ const refreshPools = new Refresh(async () => {
     }
   }));
   if (current(of)) tables.pool.show();
-}, 500);
+}, 700);
 const refreshNodes = new Refresh(async () => {
   const of = generation;
   const list = await all<Node>("/fleet/nodes");

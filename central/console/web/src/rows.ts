@@ -1,6 +1,9 @@
 /** What every row of the API carries: the index of its last change. */
 export type Versioned = { version: number };
 
+/** A row that says the same stays the same object, so that what shows it need not be made anew. */
+const same = (a: unknown, b: unknown) => JSON.stringify(a) === JSON.stringify(b);
+
 /** Rows by key, shown through a signal. An older version never replaces a newer one. */
 export class Rows<T extends Versioned> {
   private rows = new Map<string, T>();
@@ -16,7 +19,7 @@ export class Rows<T extends Versioned> {
       const key = this.key(row);
       if ((this.removed.get(key) ?? -1) >= row.version) continue; // the list was older than what an event said
       const have = this.rows.get(key);
-      next.set(key, have && have.version > row.version ? have : row);
+      next.set(key, have && (have.version > row.version || same(have, row)) ? have : row);
     }
     this.rows = next;
     this.removed.clear();
@@ -26,7 +29,7 @@ export class Rows<T extends Versioned> {
   put(row: T) {
     const key = this.key(row);
     const have = this.rows.get(key);
-    if (have && have.version > row.version) return;
+    if (have && (have.version > row.version || same(have, row))) return;
     this.rows.set(key, row);
     this.removed.delete(key);
     this.dirty = true;

@@ -1,6 +1,6 @@
 import type { ComponentChildren } from "preact";
 import { useMemo, useState } from "preact/hooks";
-import { Icon } from "./ui.tsx";
+import { Icon, memo } from "./ui.tsx";
 
 export type Column<T> = {
   head: string;
@@ -12,10 +12,21 @@ export type Column<T> = {
   extra?: boolean;
 };
 
+const Row = memo(({ row, columns }: { row: unknown; columns: Column<unknown>[] }) => (
+  <tr role="row">
+    {columns.map((c) => (
+      <td key={c.head} role="cell" data-head={c.head} class={`${c.num ? "num" : ""} ${c.extra ? "extra" : ""}`}>
+        {c.cell(row)}
+      </td>
+    ))}
+  </tr>
+));
+
 type Props<T> = { label: string; rows: T[]; columns: Column<T>[]; id: (row: T) => string; size?: number; sort?: number; down?: boolean; empty?: ComponentChildren };
 
 /**
  * A table that sorts by its headings and shows a page at a time, so that thousands of rows cost no more than one page.
+ * A row is made anew when it or the columns are other ones: give columns that stay the same while nothing else changes.
  * On a phone each row becomes a card; the roles keep it a table for screen readers.
  */
 export function DataTable<T>({ label, rows, columns, id, size = 50, sort = 0, down = false, empty }: Props<T>) {
@@ -51,13 +62,7 @@ export function DataTable<T>({ label, rows, columns, id, size = 50, sort = 0, do
         </thead>
         <tbody role="rowgroup">
           {sorted.slice(at * size, (at + 1) * size).map((row) => (
-            <tr role="row" key={id(row)}>
-              {columns.map((c) => (
-                <td key={c.head} role="cell" data-head={c.head} class={`${c.num ? "num" : ""} ${c.extra ? "extra" : ""}`}>
-                  {c.cell(row)}
-                </td>
-              ))}
-            </tr>
+            <Row key={id(row)} row={row} columns={columns as Column<unknown>[]} />
           ))}
         </tbody>
       </table>

@@ -1,8 +1,20 @@
 import { signal } from "@preact/signals";
-import type { ComponentChildren, JSX } from "preact";
+import { Component, type ComponentChildren, type ComponentType, type JSX } from "preact";
 import { useEffect, useId, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { clockSkew, Problem } from "./api.ts";
 import { ago, reasons, span } from "./format.ts";
+
+/** A component that is made anew only when its props, one by one, are other ones. */
+export function memo<P extends object>(Of: (props: P) => JSX.Element): ComponentType<P> {
+  return class extends Component<P> {
+    override shouldComponentUpdate(next: P) {
+      return Object.entries(next).some(([k, v]) => v !== (this.props as Record<string, unknown>)[k]);
+    }
+    override render() {
+      return <Of {...(this.props as P)} />;
+    }
+  };
+}
 
 // ---- words and marks ----
 

@@ -32,6 +32,15 @@ test("a list that was read before a deletion does not bring the row back", () =>
   assert.deepEqual(shown(), ["a9"]);
 });
 
+test("a row that says the same stays the same object", () => {
+  const { r, out } = rows();
+  r.fill([{ id: "a", version: 3 }, { id: "b", version: 1 }]);
+  const [a, b] = out.value!;
+  r.fill([{ id: "a", version: 3 }, { id: "b", version: 2 }]);
+  assert.equal(out.value![0], a);
+  assert.notEqual(out.value![1], b);
+});
+
 test("an empty list is known to be empty, and clearing forgets even that", () => {
   const { r, out } = rows();
   assert.equal(out.value, null);

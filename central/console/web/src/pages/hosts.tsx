@@ -107,9 +107,11 @@ export function Hosts() {
   const list = nodes.value;
   const byHost = useMemo(() => vmsByHost(vms.value), [vms.value]);
   const left = (n: Node) => byHost.get(n.name)?.length ?? 0;
-  const tenant = new Map((leases.value ?? []).map((l) => [l.id, l.tenant]));
   const operator = me.value?.side === "operator";
-  const columns: Column<Node>[] = [
+  const counts = [...byHost].map(([host, on]) => host + on.length).join(); // the columns are others when these are
+  const columns = useMemo((): Column<Node>[] => {
+    const tenant = new Map((leases.value ?? []).map((l) => [l.id, l.tenant]));
+    return [
     { head: "Host", by: (n) => n.name, cell: (n) => <a class="name" href={link("hosts", n.name)}>{n.name}</a> },
     { head: "State", by: (n) => ({ bad: "0", warn: "1", quiet: "2", ok: "3" })[hostTone(n)] + n.state, cell: (n) => <HostTags node={n} /> },
     { head: "Pressure", by: (n) => n.density?.host_pressure_level ?? "~", cell: (n) => <Pressure node={n} /> },
@@ -119,6 +121,7 @@ export function Hosts() {
     { head: "Heard", num: true, by: (n) => n.last_seen_at ?? "", cell: (n) => <Ago at={n.last_seen_at} />, extra: true },
     ...(operates() ? [{ head: "", cell: (n: Node) => <div class="row-actions"><Steering node={n} left={left(n)} choose={setCordoning} /></div> }] : []),
   ];
+  }, [counts, leases.value, me.value]);
   const healthy = list?.filter((n) => n.state === "healthy").length ?? 0;
   return (
     <Page title="Hosts" note={list ? (list.length ? `${healthy} of ${list.length} healthy` : " ") : " "}>

@@ -6,7 +6,7 @@ import { count, labels, memory, mib, ms, reasons } from "../format.ts";
 import { waitReason } from "../sums.ts";
 import { images, lost, pools, reloadImages, tenants, took } from "../live.ts";
 import { me } from "../session.ts";
-import { Ago, ask, Button, Empty, Field, FormDialog, Icon, mistyped, Page, refuse, say, Select, Skeleton, Tag, Text, type Tone, Until } from "../ui.tsx";
+import { Ago, ask, Button, Empty, Field, FormDialog, Icon, memo, mistyped, Page, refuse, say, Select, Skeleton, Tag, Text, type Tone, Until } from "../ui.tsx";
 import { Launch } from "./launch.tsx";
 
 const states: Record<string, [Tone, string]> = {
@@ -72,7 +72,7 @@ function Stepper({ pool: p }: { pool: Pool }) {
 
 const launching = signal<Pool | null>(null);
 
-function Card({ pool: p }: { pool: Pool }) {
+const Card = memo(({ pool: p }: { pool: Pool }) => {
   const s = p.status ?? {};
   const image = images.value?.find((i) => i.name === p.image);
   const waits = s.wait_reason ? waitReason[s.wait_reason] ?? s.wait_reason : "";
@@ -120,7 +120,7 @@ function Card({ pool: p }: { pool: Pool }) {
       </footer>
     </article>
   );
-}
+});
 
 function where(p: Pool): string {
   const parts = [p.nodes?.length ? `on ${p.nodes.join(", ")}` : "", Object.keys(p.node_selector ?? {}).length ? `where ${Object.entries(p.node_selector).map(([k, v]) => `${k}=${v}`).join(", ")}` : ""].filter(Boolean);
