@@ -27,11 +27,20 @@ export function span(n: number): string {
   return `${s} s`;
 }
 
+/** 41 s, 3 min, 2 h, 5 d: one unit, to the nearest. */
+export function about(n: number): string {
+  const s = Math.abs(n) / 1000;
+  if (s < 90) return `${Math.round(s)} s`;
+  if (s < 90 * 60) return `${Math.round(s / 60)} min`;
+  if (s < 36 * 3600) return `${Math.round(s / 3600)} h`;
+  return `${Math.round(s / 86400)} d`;
+}
+
 /** just now, 41 s ago, in 3 h */
 export function ago(at: number, now: number): string {
   const d = now - at;
   if (Math.abs(d) < 1500) return "just now";
-  return d > 0 ? `${span(d)} ago` : `in ${span(-d)}`;
+  return d > 0 ? `${about(d)} ago` : `in ${about(d)}`;
 }
 
 export const count = (n: number, one: string, many = one + "s") => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;

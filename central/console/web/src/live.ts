@@ -182,11 +182,12 @@ function apply(kind: string, e: Event) {
 }
 
 const silence = 15_000; // the server says something every 4 s
+const opening = 5_000;
 
 /** Reads the stream until it ends, and says why: gone means that everything must be listed anew. */
 async function stream(of: number, from: string, alive: (id: string) => void, abort: AbortController): Promise<"ended" | "gone"> {
-  const patience = { last: Date.now() };
-  const watch = window.setInterval(() => Date.now() - patience.last > silence && abort.abort(), 1000);
+  let last = Date.now() - silence + opening;
+  const watch = window.setInterval(() => Date.now() - last > silence && abort.abort(), 1000);
   try {
     const resp = await fetch("/fleet/events", {
       headers: { Authorization: `Bearer ${token.peek()}`, "Last-Event-ID": from, Accept: "text/event-stream" },
@@ -211,7 +212,7 @@ async function stream(of: number, from: string, alive: (id: string) => void, abo
     for (;;) {
       const { done, value } = await reader.read();
       if (done) return "ended";
-      patience.last = Date.now();
+      last = Date.now();
       if (!current(of)) return "ended";
       feed(text.decode(value, { stream: true }));
     }
@@ -239,11 +240,13 @@ async function follow(of: number) {
         continue;
       }
     }
+    const began = Date.now();
+    let opened = false;
     const abort = new AbortController();
     const stop = () => abort.abort();
     addEventListener("fluxvm:stop", stop, { once: true });
     const how = await stream(of, cursor, (id) => {
-      failures = 0;
+      opened = true;
       if (id) cursor = id;
       if (current(of)) link.value = "live";
     }, abort);
@@ -252,9 +255,10 @@ async function follow(of: number) {
     while (document.hidden && current(of)) await pause(300); // connections are few; a hidden page needs none
     if (how === "gone") {
       cursor = "";
+      await pause(200);
       continue;
     }
-    failures++;
+    failures = opened && Date.now() - began > opening ? 1 : failures + 1; // one that opens and ends at once is no stream
     if (failures > 2) {
       // No stream: go by lists, and try the stream again each time.
       try {

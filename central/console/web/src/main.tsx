@@ -103,7 +103,7 @@ function Lost() {
     return () => clearTimeout(t);
   }, [off]);
   if (!off || !long) return null;
-  const others = (cluster.value?.replicas ?? []).filter((r) => r.url && new URL(r.url).origin !== location.origin);
+  const others = (cluster.value?.replicas ?? []).filter((r) => /^https?:\/\//.test(r.url) && !(r.url + "/").startsWith(location.origin + "/"));
   return (
     <div class="banner bad" role="alert">
       <p>

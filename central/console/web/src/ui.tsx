@@ -263,8 +263,8 @@ export function Confirm() {
       <div class="prose">{what.body}</div>
       <Refusal error={error} />
       <footer>
-        <Button act={close}>Cancel</Button>
-        <Button kind={what.danger ? "danger" : "main"} act={go} busy={busy} autoFocus>{what.action}</Button>
+        <Button act={close} autoFocus={what.danger}>Cancel</Button>
+        <Button kind={what.danger ? "danger" : "main"} act={go} busy={busy} autoFocus={!what.danger}>{what.action}</Button>
       </footer>
     </Dialog>
   );

@@ -6,7 +6,7 @@ test("sizes and times read as people write them", () => {
   assert.deepEqual([0, 512, 1024, 1536, 16384, 1572864].map(mib), ["0 MiB", "512 MiB", "1 GiB", "1.5 GiB", "16 GiB", "1.5 TiB"]);
   assert.deepEqual([7, 870, 910, 9949, 9951, 41_000, 125_000].map(ms), ["7 ms", "0.9 s", "0.9 s", "9.9 s", "10 s", "41 s", "2 min 5 s"]);
   assert.deepEqual([0, 59_400, 60_000, 3_600_000, 5_400_000, 86_400_000, 90_000_000, 700_000_000].map(span), ["0 s", "59 s", "1 min", "1 h", "1 h 30 min", "1 d", "1 d 1 h", "8 d"]);
-  assert.deepEqual([ago(1000, 1500), ago(0, 60_000), ago(60_000, 0)], ["just now", "1 min ago", "in 1 min"]);
+  assert.deepEqual([ago(1000, 1500), ago(0, 60_000), ago(0, 100_000), ago(7_140_000, 0), ago(0, 7 * 86_400_000)], ["just now", "60 s ago", "2 min ago", "in 2 h", "7 d ago"]);
   assert.deepEqual([money(1_234_567_890, "EUR"), money(-10_000, null)], ["1,234.57 EUR", "-0.01"]);
 });
 

@@ -54,7 +54,7 @@ export function Leases() {
     ...(operator ? [{ head: "Tenant", by: (l: Lease) => l.tenant, cell: (l: Lease) => <a href={link("tenants", l.tenant)}>{l.tenant}</a> }] : []),
     { head: "State", by: (l) => l.state, cell: (l) => <Tag tone={tones[l.state] ?? "quiet"} title={l.reason}>{stateWords[l.state] ?? l.state[0]!.toUpperCase() + l.state.slice(1)}</Tag> },
     { head: "Term", by: (l) => l.ends_at ?? "~", cell: (l) => <Term lease={l} /> },
-    { head: "Minimum", by: (l) => l.earliest_end ?? "", cell: (l) => (l.earliest_end && Date.parse(l.earliest_end) > now.value ? <>until <Ago at={l.earliest_end} /></> : <span class="dim">{l.earliest_end ? "reached" : "none"}</span>) },
+    { head: "Minimum", by: (l) => l.earliest_end ?? "", cell: (l) => (l.earliest_end && Date.parse(l.earliest_end) > now.value ? <Ago at={l.earliest_end} /> : <span class="dim">{l.earliest_end ? "reached" : "none"}</span>) },
     { head: "Scrub", cell: (l) => <Scrubs lease={l} /> },
     { head: "", cell: (l) => canLease() && <div class="row-actions">
       {operator && l.state === "scrub_failed" && <Button act={() => scrubAgain(l)}>Scrub again</Button>}

@@ -112,10 +112,9 @@ export function Keys({ path, roles }: { path: string; roles: string[] }) {
   return (
     <Panel title="Keys" actions={<Button disabled={!writes} act={() => setMaking(true)}>Make key</Button>}>
       {!keys ? <Skeleton /> : (
-        <DataTable label="Keys" rows={keys} id={(k) => k.id} sort={2} down size={10} empty={<Empty title="No key yet">A key lets a person, a pipeline or Terraform in.</Empty>} columns={[
-          { head: "Key", cell: (k) => <code>{k.id.slice(0, 8)}</code> },
+        <DataTable label="Keys" rows={keys} id={(k) => k.id} size={10} empty={<Empty title="No key yet">A key lets a person, a pipeline or Terraform in.</Empty>} columns={[
+          { head: "Key", cell: (k) => <><code>{k.id.slice(0, 8)}</code><p class="dim small">made <Ago at={k.created_at} /></p></> },
           { head: "Role", cell: (k) => <Tag>{k.role}</Tag> },
-          { head: "Made", by: (k) => k.created_at ?? "", cell: (k) => <Ago at={k.created_at} />, num: true },
           { head: "Used", cell: (k) => <Ago at={k.last_used_at} />, num: true },
           { head: "Expires", cell: (k) => <Ago at={k.expires_at} />, num: true },
           { head: "", cell: (k) => writes && <Button kind="quiet" act={() => revoke(k)} aria-label={`Revoke key ${k.id.slice(0, 8)}`}>Revoke</Button> },
