@@ -51,10 +51,10 @@ func (g *reign) drain(ctx context.Context, view fsm.View) error {
 				byForce = append(byForce, row.ID)
 			}
 		}
-		if err := g.end(ctx, ids, "drain", reasonDraining, actorCentral); err != nil {
+		if err := g.end(ctx, view, ids, "drain", reasonDraining, actorCentral); err != nil {
 			return err
 		}
-		if err := g.end(ctx, byForce, "drain", reasonForced, actorCentral); err != nil {
+		if err := g.end(ctx, view, byForce, "drain", reasonForced, actorCentral); err != nil {
 			return err
 		}
 	}

@@ -413,7 +413,7 @@ func (o *orders) change(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 	case code == api.CodeNotFound:
 		return o.gone(row, b, "its node no longer has it")
 	case order.Claim != nil && (code == api.CodeInvalid || code == api.CodeConflict): // the guest never will have it
-		if err := o.reign.end(o.reign.ctx, []string{row.ID}, "claim", errorDetail(err), actorCentral); err != nil {
+		if err := o.reign.end(o.reign.ctx, o.reign.view(), []string{row.ID}, "claim", errorDetail(err), actorCentral); err != nil {
 			return settled{open: err}, true
 		}
 		return settled{ended: api.Errorf(api.CodeConflict, "VM %s was deleted, for its guest cannot have the launch's claim: %s", row.Name, errorDetail(err))}, false

@@ -112,7 +112,7 @@ func (g *reign) passVMs(ctx context.Context) error {
 		}
 		g.orders.ensure(row.ID)
 	}
-	if err := g.end(ctx, late, "claim", reasonOverdue, actorCentral); err != nil {
+	if err := g.end(ctx, view, late, "claim", reasonOverdue, actorCentral); err != nil {
 		return err
 	}
 	var due []string
@@ -124,7 +124,7 @@ func (g *reign) passVMs(ctx context.Context) error {
 		}
 		due = append(due, row.ID)
 	}
-	if err := g.end(ctx, due, "expire", reasonExpired, actorCentral); err != nil {
+	if err := g.end(ctx, view, due, "expire", reasonExpired, actorCentral); err != nil {
 		return err
 	}
 	if err := g.drain(ctx, view); err != nil {
@@ -137,11 +137,11 @@ func (g *reign) passVMs(ctx context.Context) error {
 	return nil
 }
 
-// end asks for the end of VMs and has their nodes told.
-func (g *reign) end(ctx context.Context, ids []string, action, reason, actor string) error {
+// end asks for the end of VMs that are still as the view shows them, and has their nodes told.
+func (g *reign) end(ctx context.Context, view fsm.View, ids []string, action, reason, actor string) error {
 	for len(ids) > 0 {
 		n := min(len(ids), idsPerCommand)
-		_, err := g.propose(ctx, fsm.KindDeleteVMs, actor, nil, fsm.DeleteVMs{IDs: ids[:n], Action: action, Reason: reason})
+		_, err := g.propose(ctx, fsm.KindDeleteVMs, actor, nil, fsm.DeleteVMs{IDs: ids[:n], AsOf: view.Index(), Action: action, Reason: reason})
 		if err != nil && codeOf(err) != api.CodeNotFound {
 			return err
 		}
@@ -207,7 +207,7 @@ func (g *reign) passPool(ctx context.Context, name string) error {
 		return nil
 	}
 	plan := decidePool(view, p, g.now())
-	if err := g.drop(ctx, p, plan.drops); err != nil {
+	if err := g.drop(ctx, view, p, plan.drops); err != nil {
 		return err
 	}
 	body := fsm.FillPool{Pool: name, Wait: plan.wait}
@@ -233,13 +233,13 @@ func (g *reign) passPool(ctx context.Context, name string) error {
 }
 
 // drop ends spares. A replacement is written down, a trim is not.
-func (g *reign) drop(ctx context.Context, p *fsm.Pool, drops []drop) error {
+func (g *reign) drop(ctx context.Context, view fsm.View, p *fsm.Pool, drops []drop) error {
 	for _, d := range drops {
 		action := "replace"
 		if d.reason == reasonTrim {
 			action = ""
 		}
-		if err := g.end(ctx, []string{d.vm.ID}, action, d.reason, actorPool); err != nil {
+		if err := g.end(ctx, view, []string{d.vm.ID}, action, d.reason, actorPool); err != nil {
 			return err
 		}
 		if d.failed {

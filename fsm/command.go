@@ -316,6 +316,7 @@ type PatchVM struct {
 type DeleteVMs struct {
 	IDs     []string `json:"ids"`
 	IfMatch uint64   `json:"if_match,omitempty"` // of a VM that alone was named
+	AsOf    uint64   `json:"as_of,omitempty"`    // leaves out VMs that changed after this index; zero: none
 	Action  string   `json:"action,omitempty"`   // for the activity log; empty writes none
 	Reason  string   `json:"reason,omitempty"`
 }

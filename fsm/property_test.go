@@ -40,7 +40,7 @@ func TestRandomCommandsKeepTheInvariants(t *testing.T) {
 	reach := []string{"claim", "claim of the tenant", "cold", "replay", "key reused", "key expired", "name taken", "no capacity", "moved", "spare placed",
 		"fill held back", "time back", "stale report", "macOS placed", "ready spare", "conflict",
 		"launch over quota", "quota lowered below use", "revoked key", "macOS without a lease", "placed on its tenant's host", "lease active", "lease pending", "lease ending", "lease scrubbing",
-		"lease scrub_failed", "lease no_capacity", "scrubbed", "scrub report ignored", "stretch of a vm", "stretch of a pool", "payer changed", "ended a while ago", "money"}
+		"lease scrub_failed", "lease no_capacity", "scrubbed", "scrub report ignored", "stretch of a vm", "stretch of a pool", "payer changed", "ended a while ago", "money", "changed since"}
 	if seen["commands"] > 60_000 { // the rare ones
 		reach = append(reach, "claim by name", "replay after a move", "replay after a failed hand-over", "gave up", "hand-over ended", "macOS limit", "failed spare", "unknown VM", "pool deleted", "roll", "hand-over moved", "expired key", "scrub failed", "scrub retried",
 			"claim of a shared spare by a tenant", "TTL too long", "patch TTL too long", "tenant deleted", "pool over quota", "lease quota_exceeded", "end as intent", "ended before it began", "renewed", "started late",

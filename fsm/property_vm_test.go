@@ -518,9 +518,18 @@ func (m *model) deleteVMs(*rapid.T) {
 	for range rapid.IntRange(1, 3).Draw(m.r, "how many") {
 		c.IDs = append(c.IDs, m.anyVM(func(*VM) bool { return true }).ID)
 	}
+	if m.chance(3, "as of a while ago") {
+		c.AsOf = m.f.index - min(m.f.index-1, uint64(rapid.IntRange(0, 40).Draw(m.r, "how old")))
+	}
 	before, r := m.send(KindDeleteVMs, c)
 	for _, id := range c.IDs {
 		v := m.f.vm(id)
+		if was := before.VM(id); c.AsOf != 0 && was.Version > c.AsOf {
+			if m.saw("changed since"); was.Live() != v.Live() {
+				m.r.Fatalf("VM %+v has changed since %d and was ended", was, c.AsOf)
+			}
+			continue
+		}
 		if r.Err == nil && v.Live() {
 			m.r.Fatalf("VM %+v lives on", v)
 		}

@@ -104,6 +104,9 @@ func (t *tx) deleteVMs(c DeleteVMs) (any, error) {
 			}
 			continue
 		}
+		if c.AsOf != 0 && v.Version > c.AsOf {
+			continue // it was claimed, or given more time, since whoever asks looked
+		}
 		if err := checkVersion("VM", v.Version, c.IfMatch); err != nil {
 			return nil, err
 		}

@@ -71,6 +71,20 @@ func TestDueListsDeadlinesEarliestFirst(t *testing.T) {
 	}
 }
 
+func TestADeletionAsOfALookSparesWhatHasChangedSince(t *testing.T) {
+	f := newFleet(t)
+	f.node("n1")
+	f.image("img")
+	f.pool("p", "", "img", 2)
+	f.ready("p", "n1", "a", "b")
+	looked := f.index
+	f.launched("x", "", Launch{Name: "build", Pool: "p"}, "n1")
+	f.do(KindDeleteVMs, DeleteVMs{IDs: []string{"a", "b"}, AsOf: looked, Reason: "the pool has more than it should"})
+	if claimed, spare := f.vm("a"), f.vm("b"); !claimed.Live() || claimed.Name != "build" || spare.Live() {
+		t.Errorf("got %+v and %+v, want the claimed one alive and the spare ended", claimed, spare)
+	}
+}
+
 func TestDeletionLastsUntilTheNodeHasConfirmedIt(t *testing.T) {
 	f := newFleet(t)
 	f.node("n1")
