@@ -5,5 +5,5 @@ data "fluxvm_nodes" "lab" {
 }
 
 output "free_memory_mib" {
-  value = sum([for n in data.fluxvm_nodes.lab.nodes : n.free_memory_mib if !n.cordoned])
+  value = sum(concat([0], [for n in data.fluxvm_nodes.lab.nodes : n.free_memory_mib if !n.cordoned]))
 }

@@ -10,7 +10,7 @@ provider "fluxvm" {
   token = ephemeral.fluxvm_tenant_key.run.secret
 }
 
-resource "fluxvm_vm" "build" {
+resource "fluxvm_vm" "job" {
   provider = fluxvm.acme
   image    = "ubuntu-26-04"
 }

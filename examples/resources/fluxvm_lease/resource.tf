@@ -6,12 +6,12 @@ resource "fluxvm_lease" "build" {
   auto_renew = true
 }
 
-# Two more, whichever are free, up to the end of the year.
+# Two more, whichever are free, for a month; it waits until the VMs of others are off them.
 resource "fluxvm_lease" "release" {
   tenant        = "acme"
   node_selector = { chip = "m4-max" }
   node_count    = 2
-  ends_at       = "2026-12-31T23:00:00Z"
+  duration      = "30d"
   drain         = true
 
   timeouts = {

@@ -10,3 +10,13 @@ resource "fluxvm_pool" "ci" {
     create = "15m"
   }
 }
+
+# Moves to another image without a gap: the new pool, under a name of its own, is full before the old one goes.
+resource "fluxvm_pool" "nightly" {
+  name_prefix = "nightly-"
+  image       = "ubuntu-26-04"
+
+  lifecycle {
+    create_before_destroy = true
+  }
+}

@@ -1,4 +1,3 @@
-# Terraform 1.12 or later.
 import {
   to = fluxvm_vm.build
   identity = {

@@ -14,3 +14,24 @@ resource "fluxvm_vm" "database" {
   memory_mib    = 8192
   node_selector = { disk = "nvme" }
 }
+
+# Set up at its first boot. Terraform keeps nothing of cloud_init; another version makes a new VM.
+variable "registry_token" {
+  type      = string
+  ephemeral = true
+  default   = null
+}
+
+resource "fluxvm_vm" "registry" {
+  name               = "registry"
+  image              = "ubuntu-26-04"
+  cloud_init_version = 1
+  cloud_init = {
+    packages = ["docker-registry"]
+    write_files = [{
+      path        = "/etc/registry/token"
+      content     = var.registry_token
+      permissions = "0600"
+    }]
+  }
+}
