@@ -75,8 +75,8 @@ func shown(text string) schema.StringAttribute {
 	return schema.StringAttribute{Computed: true, MarkdownDescription: text}
 }
 
-// flag is a boolean with a default.
-func flag(text string, usual bool) schema.BoolAttribute {
+// boolean is one with a default.
+func boolean(text string, usual bool) schema.BoolAttribute {
 	return schema.BoolAttribute{Optional: true, Computed: true, MarkdownDescription: text, Default: booldefault.StaticBool(usual)}
 }
 

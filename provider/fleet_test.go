@@ -92,15 +92,22 @@ type fleet struct {
 	suffix   string    // makes names this test's own
 	image    string    // path of an image that boots soon
 	hosts    []string  // that are no Macs
-	mac      string    // a Mac; empty where there is none
+	macs     []string
 }
 
 // newFleet is for scenarios that lease nothing.
 func newFleet(t *testing.T) fleet {
 	t.Helper()
-	f := openFleet(t, must[client.Config](t)(client.ConfigFromEnv()))
+	f := aloneOnFleet(t)
 	t.Parallel()
 	return f
+}
+
+// aloneOnFleet is newFleet for scenarios that change what others build on: they run before those that run beside each
+// other.
+func aloneOnFleet(t *testing.T) fleet {
+	t.Helper()
+	return openFleet(t, must[client.Config](t)(client.ConfigFromEnv()))
 }
 
 // leaseFleet is for scenarios that lease hosts. Each has a slot, counted from 0, and so two hosts of its own.
@@ -132,8 +139,8 @@ func openFleet(t *testing.T, cfg client.Config) fleet {
 		case err != nil:
 			t.Fatal(err)
 		case node.Apple != nil:
-			f.mac = node.Name
-		default:
+			f.macs = append(f.macs, node.Name)
+		case node.Labels[api.LabelDevNode] != "": // the others are for scenarios that name their labels
 			f.hosts = append(f.hosts, node.Name)
 		}
 	}
@@ -225,7 +232,10 @@ func (f fleet) name(base string) string { return "tf-" + base + "-" + f.suffix }
 // config joins the provider block with resources; NAME(x) in them becomes a name of this test's own, HOST(0) and HOST(1)
 // hosts, and HOST(mac) a Mac.
 func (f fleet) config(parts ...string) string {
-	text := f.provider + strings.ReplaceAll(strings.Join(parts, "\n"), "HOST(mac)", f.mac)
+	text := f.provider + strings.Join(parts, "\n")
+	if len(f.macs) > 0 {
+		text = strings.ReplaceAll(text, "HOST(mac)", f.macs[0])
+	}
 	for i, host := range f.hosts {
 		text = strings.ReplaceAll(text, fmt.Sprintf("HOST(%d)", i), host)
 	}

@@ -104,20 +104,19 @@ func TestAccLeaseDriftIsPlannedBack(t *testing.T) {
 	mine := func() api.Lease {
 		return must[[]api.Lease](t)(client.All(f.client.Leases(t.Context(), client.Filter{Tenant: f.name("acme"), State: "active"})))[0]
 	}
-	back := func(change func(api.Lease) api.LeasePatch) resource.TestStep {
+	back := func(args ...string) resource.TestStep {
 		return resource.TestStep{Config: config, ConfigPlanChecks: plans(theLease, plancheck.ResourceActionUpdate), Check: f.term(t, 2*time.Hour), PreConfig: func() {
-			l := mine()
-			must[api.Lease](t)(f.client.PatchLease(t.Context(), l.ID, change(l)))
+			f.fluxctl(t, append([]string{"fleet", "lease-set", mine().ID}, args...)...)
 		}}
 	}
 	f.run(t,
 		resource.TestStep{Config: config},
-		back(func(l api.Lease) api.LeasePatch { return api.LeasePatch{EndsAt: api.Some(l.EndsAt.Add(time.Hour))} }),
-		back(func(l api.Lease) api.LeasePatch { return api.LeasePatch{EndsAt: api.Some(l.EndsAt.Add(-time.Minute))} }),
-		back(func(api.Lease) api.LeasePatch { return api.LeasePatch{AutoRenew: api.Some(true)} }),
+		back("--extend", "1h"),
+		back("--until", time.Now().Add(90*time.Minute).UTC().Format(time.RFC3339)),
+		back("--auto-renew"),
 		resource.TestStep{Config: config, ConfigPlanChecks: plans(theLease, plancheck.ResourceActionCreate), PreConfig: func() { // ended by someone else
 			l := mine()
-			must[*api.Lease](t)(f.client.EndLease(t.Context(), l.ID))
+			f.fluxctl(t, "fleet", "lease-end", l.ID, "--yes")
 			f.lasts(t, l.ID)
 		}},
 		resource.TestStep{Config: config, ConfigPlanChecks: plansNothing()},

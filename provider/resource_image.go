@@ -83,7 +83,7 @@ func imageSchema(ctx context.Context) schema.Schema {
 			"vcpus":         number("vCPUs of a VM that names no size (1).", 1, 1, api.MaxVCPUs),
 			"memory_mib":    number("Memory in MiB of a VM that names no size (512).", 512, 1, api.MaxMemoryMiB),
 			"disk_size_gib": number("Disk in GiB of a VM that names no size; 0 (default) leaves the image's own.", 0, 0, api.MaxDiskGiB),
-			"has_agent":     flag("Whether the image starts FluxVM's guest agent (false). VMs count as ready once it answers.", false),
+			"has_agent":     boolean("Whether the image starts FluxVM's guest agent (false). VMs count as ready once it answers.", false),
 			"created_at":    fixedByFleet("When it was added."),
 			"timeouts":      allTimeouts(ctx),
 		},

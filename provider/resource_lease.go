@@ -114,8 +114,8 @@ func leaseSchema(ctx context.Context) schema.Schema {
 				MarkdownDescription: "When it ends, such as `2027-01-31T00:00:00Z`. Another time moves the end of the lease that exists, though not to before `earliest_end`.",
 				Validators:          []validator.String{timeRule()},
 			},
-			"auto_renew": flag("Whether it goes on for the same time again at its end (false).", false),
-			"drain":      flag("Whether it may wait until the VMs of others are off the hosts (false); otherwise it fails at once where there are any. It is asked only when the lease is made.", false),
+			"auto_renew": boolean("Whether it goes on for the same time again at its end (false).", false),
+			"drain":      boolean("Whether it may wait until the VMs of others are off the hosts (false); otherwise it fails at once where there are any. It is asked only when the lease is made.", false),
 			"nodes": schema.ListAttribute{
 				Computed: true, ElementType: types.StringType,
 				MarkdownDescription: "Its hosts.",

@@ -68,9 +68,9 @@ func policySchema(ctx context.Context) schema.Schema {
 			"What is left out has its default.",
 		Attributes: map[string]schema.Attribute{
 			"id":                       fixedByFleet("Always `" + policyID + "`."),
-			"allow_shared_pool_claims": flag("Whether tenants see shared pools and take VMs from them (false). Turn it on only among tenants that trust each other.", usual.AllowSharedPoolClaims),
-			"require_lease_for_macos":  flag("Whether a tenant's macOS guests run only on Macs that it leases (true).", usual.RequireLeaseForMacOS),
-			"isolate_tenant_networks":  flag("Whether tenants are kept off each other's networks, and so off shared pools (false).", usual.IsolateTenantNetworks),
+			"allow_shared_pool_claims": boolean("Whether tenants see shared pools and take VMs from them (false). Turn it on only among tenants that trust each other.", usual.AllowSharedPoolClaims),
+			"require_lease_for_macos":  boolean("Whether a tenant's macOS guests run only on Macs that it leases (true).", usual.RequireLeaseForMacOS),
+			"isolate_tenant_networks":  boolean("Whether tenants are kept off each other's networks, and so off shared pools (false).", usual.IsolateTenantNetworks),
 			"min_lease_hours":          number("Minimum term of leases of hosts that can run macOS, in hours (24). It holds for leases made later; 0 is no minimum.", usual.MinLeaseHours, 0, 24*366),
 			"max_boots_per_node":       number("How many spares one host starts at a time (4).", int64(usual.MaxBootsPerNode), 1, 1000),
 			"timeouts":                 allTimeouts(ctx),

@@ -113,7 +113,7 @@ func poolSchema(ctx context.Context) schema.Schema {
 				Validators:          []validator.String{stringvalidator.OneOf(api.ReadinessAgent, api.ReadinessRunning)},
 				PlanModifiers:       []planmodifier.String{stringplanmodifier.UseStateForUnknown(), stringplanmodifier.RequiresReplaceIfConfigured()},
 			},
-			"wait_ready": flag("Whether an apply waits until `min_ready` VMs are ready (true). When the time is up it goes on with a warning.", true),
+			"wait_ready": boolean("Whether an apply waits until `min_ready` VMs are ready (true). When the time is up it goes on with a warning.", true),
 			"owner":      fixedByFleet("The tenant, or `operator` for a shared pool."),
 			"guest_os":   fixedByFleet("The image's guest operating system."),
 			"created_at": fixedByFleet("When it was made."),

@@ -107,8 +107,8 @@ func tenantSchema(ctx context.Context) schema.Schema {
 					"min_lease_hours":          bounded("Minimum term, in hours, of its later leases of hosts that can run macOS guests.", int64validator.Between(0, 24*366)),
 				},
 			},
-			"created_at":          fixedByFleet("When it was made."),
-			"timeouts":            allTimeouts(ctx),
+			"created_at": fixedByFleet("When it was made."),
+			"timeouts":   allTimeouts(ctx),
 		},
 	}
 }

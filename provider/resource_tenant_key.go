@@ -88,7 +88,7 @@ func tenantKeySchema(ctx context.Context) schema.Schema {
 				Validators:          []validator.String{durationRule()},
 				PlanModifiers:       []planmodifier.String{keepLength{}, stringplanmodifier.RequiresReplace()},
 			},
-			"store_secret": flag("Whether the secret is kept in the state (false). Turning it on makes a new key, as the secret of one that exists is nowhere; "+
+			"store_secret": boolean("Whether the secret is kept in the state (false). Turning it on makes a new key, as the secret of one that exists is nowhere; "+
 				"turning it off takes the secret out of the state.", false),
 			"secret": schema.StringAttribute{
 				Computed: true, Sensitive: true,

@@ -140,7 +140,7 @@ func vmSchema(ctx context.Context) schema.Schema {
 			},
 			"ttl_seconds": bounded("The fleet deletes the VM after so many seconds. A change counts from the moment of the change; left out, there is no limit.",
 				int64validator.Between(1, api.MaxTTLSeconds)),
-			"wait_ready": flag("Whether an apply waits until the guest agent answers, or for images without one until the VM runs (true). "+
+			"wait_ready": boolean("Whether an apply waits until the guest agent answers, or for images without one until the VM runs (true). "+
 				"When the time is up it goes on with a warning.", true),
 			"warm": schema.BoolAttribute{
 				Computed:            true,

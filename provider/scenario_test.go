@@ -123,7 +123,7 @@ func TestAccDriftIsPlannedBack(t *testing.T) {
 	f.run(t,
 		resource.TestStep{Config: config},
 		resource.TestStep{Config: config, ConfigPlanChecks: plans(thePool, plancheck.ResourceActionUpdate), PreConfig: func() {
-			must[api.Pool](t)(f.client.PatchPool(ctx, f.name("ci"), api.PoolPatch{MinReady: api.Some(0), MaxTotal: api.Some(11)}))
+			f.fluxctl(t, "fleet", "pool-set", f.name("ci"), "--min-ready", "0", "--max", "11")
 		}, ConfigStateChecks: []statecheck.StateCheck{is(thePool, "min_ready", num(1)), is(thePool, "max_total", none())}},
 		resource.TestStep{Config: config, ConfigPlanChecks: plans(theVM, plancheck.ResourceActionUpdate), PreConfig: func() {
 			must[api.VM](t)(f.client.PatchVM(ctx, f.name("one"), api.VMPatch{Labels: map[string]*string{"a": &other, "b": &other}, TTLSeconds: api.Null[int64]()}))
@@ -137,12 +137,8 @@ func TestAccDriftIsPlannedBack(t *testing.T) {
 		resource.TestStep{Config: config, ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{
 			plancheck.ExpectResourceAction(thePool, plancheck.ResourceActionCreate), plancheck.ExpectResourceAction(theVM, plancheck.ResourceActionCreate)}},
 			PreConfig: func() {
-				if err := f.client.DeletePool(ctx, f.name("ci")); err != nil {
-					t.Fatal(err)
-				}
-				if err := f.client.DeleteVM(ctx, f.name("one")); err != nil {
-					t.Fatal(err)
-				}
+				f.fluxctl(t, "fleet", "pool-rm", f.name("ci"), "--yes")
+				f.fluxctl(t, "fleet", "rm", f.name("one"))
 			}},
 		resource.TestStep{Config: config, ConfigPlanChecks: plansNothing()},
 	)

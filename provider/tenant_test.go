@@ -90,21 +90,17 @@ func TestAccTenantDriftIsPlannedBack(t *testing.T) {
 	f.run(t,
 		resource.TestStep{Config: config},
 		resource.TestStep{Config: config, ConfigPlanChecks: plans(theTenant, plancheck.ResourceActionUpdate), PreConfig: func() {
-			must[api.Tenant](t)(f.client.PatchTenant(ctx, f.name("acme"), api.TenantPatch{Quota: api.QuotaPatch{MaxVMs: api.Null[int64](), MaxLeases: api.Some(int64(0))}}))
+			f.fluxctl(t, "fleet", "tenant-set", f.name("acme"), "--max-vms", "none", "--max-leases", "0")
 		}},
 		resource.TestStep{Config: config, ConfigPlanChecks: plans(theKey, plancheck.ResourceActionCreate), PreConfig: func() {
 			for _, key := range must[[]api.Key](t)(client.All(f.client.TenantKeys(ctx, f.name("acme")))) {
-				if err := f.client.RevokeTenantKey(ctx, f.name("acme"), key.ID); err != nil {
-					t.Fatal(err)
-				}
+				f.fluxctl(t, "fleet", "key-revoke", f.name("acme"), key.ID, "--yes")
 			}
 		}},
 		resource.TestStep{Config: config, ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{
 			plancheck.ExpectResourceAction(theTenant, plancheck.ResourceActionCreate), plancheck.ExpectResourceAction(theKey, plancheck.ResourceActionCreate)}},
 			PreConfig: func() {
-				if err := f.client.DeleteTenant(ctx, f.name("acme")); err != nil {
-					t.Fatal(err)
-				}
+				f.fluxctl(t, "fleet", "tenant-rm", f.name("acme"), "--yes")
 			}},
 	)
 }
@@ -193,7 +189,7 @@ func TestAccEphemeralKeyLastsARun(t *testing.T) {
 }
 
 func TestAccPolicyLife(t *testing.T) {
-	f := newFleet(t)
+	f := aloneOnFleet(t) // a fleet has one policy
 	policy := func(extra string) string {
 		return f.config("resource \"fluxvm_policy\" \"this\" {\n" + extra + "\n}")
 	}
@@ -209,7 +205,7 @@ func TestAccPolicyLife(t *testing.T) {
 		resource.TestStep{ResourceName: thePolicy, ImportState: true, ImportStateId: "policy", ImportStateKind: resource.ImportBlockWithID, Config: policy(most)},
 		resource.TestStep{ResourceName: thePolicy, ImportState: true, ImportStateId: "mine", ExpectError: regexp.MustCompile(`id policy`)},
 		resource.TestStep{Config: policy(most), ConfigPlanChecks: plans(thePolicy, update), PreConfig: func() {
-			must[api.Policy](t)(f.client.PatchPolicy(t.Context(), api.PolicyPatch{IsolateTenantNetworks: api.Some(true)}))
+			f.fluxctl(t, "fleet", "policy", "--set", "isolate_tenant_networks=true")
 		}, ConfigStateChecks: []statecheck.StateCheck{is(thePolicy, "isolate_tenant_networks", off)}},
 		step("", update, is(thePolicy, "allow_shared_pool_claims", off), is(thePolicy, "min_lease_hours", num(24))),
 		step("  isolate_tenant_networks = true", update, is(thePolicy, "isolate_tenant_networks", yes())), // for the destroy to take back
