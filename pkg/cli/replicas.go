@@ -33,7 +33,7 @@ func (a *app) removeReplica() *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
 		Use: "remove NAME", Short: "Take a replica out of the cluster",
-		Long: "Take a replica out of the cluster, dead or alive. A process that still runs ends by itself; its data directory is\nof no use afterwards. To replace it, let another one join (fluxctl cluster join-token --kind replica).",
+		Long:    "Take a replica out of the cluster, dead or alive. A process that still runs ends by itself; its data directory is\nof no use afterwards. To replace it, let another one join (fluxctl cluster join-token --kind replica).",
 		Example: "  fluxctl cluster remove central-2\n  fluxctl cluster remove central-2 --yes",
 		Args:    takes("NAME"), ValidArgsFunction: a.completeArgs(a.replicaNames, 1),
 		RunE: a.onFleet(func(ctx context.Context, c *client.Client, args []string) error {
