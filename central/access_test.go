@@ -34,6 +34,7 @@ var samples = map[string]sample{
 	"DELETE /fleet/cluster/replicas/{name}":  {path: "/fleet/cluster/replicas/central-9", want: 204},
 	"POST /fleet/cluster/transfer":           {path: "/fleet/cluster/transfer", want: 204},
 	"POST /fleet/cluster/snapshot":           {path: "/fleet/cluster/snapshot"},
+	"POST /fleet/cluster/restore":            {path: "/fleet/cluster/restore", want: 409}, // it is not fresh
 	"POST /fleet/join-tokens":                {path: "/fleet/join-tokens", body: body{"kind": "node"}, want: 201},
 	"GET /fleet/activity":                    {path: "/fleet/activity"},
 	"GET /fleet/capacity":                    {path: "/fleet/capacity"},

@@ -37,7 +37,7 @@ func fateOf(v *fsm.VM, forced bool) fate {
 func (g *reign) drain(ctx context.Context, view fsm.View) error {
 	now := g.now()
 	for node := range view.Nodes("") {
-		if !node.Draining {
+		if !node.Draining || node.Adopting {
 			continue
 		}
 		forced := node.Drain.Forced(now)

@@ -50,7 +50,11 @@ func (q *request) forward(rt route) error {
 
 // passTo sends the request to another replica's cluster port and copies its answer.
 func (q *request) passTo(addr string) error {
-	req, err := http.NewRequestWithContext(q.Context(), q.Method, "http://"+addr+q.URL.RequestURI(), bytes.NewReader(q.body))
+	var body io.Reader = bytes.NewReader(q.body)
+	if q.URL.Path == restorePath {
+		body = q.Request.Body
+	}
+	req, err := http.NewRequestWithContext(q.Context(), q.Method, "http://"+addr+q.URL.RequestURI(), body)
 	if err != nil {
 		return err
 	}

@@ -41,6 +41,7 @@ func (r *Replica) routes() []route {
 		{"DELETE", "/fleet/cluster/replicas/{name}", forOperator, false, (*request).removeReplica},
 		{"POST", "/fleet/cluster/transfer", forOperator, false, (*request).transferLeadership},
 		{"POST", "/fleet/cluster/snapshot", forOperator, false, (*request).takeSnapshot},
+		{"POST", restorePath, forOperator, false, (*request).restoreCluster},
 		{"POST", "/fleet/join-tokens", forOperator, false, (*request).createJoinToken},
 		{"GET", "/fleet/activity", forTenants, false, (*request).listActivity},
 		{"GET", "/fleet/capacity", forOperator, false, (*request).getCapacity},
@@ -212,6 +213,9 @@ func (q *request) serve(rt route) error {
 	case <-q.r.opened:
 	default:
 		return api.Errorf(api.CodeUnavailable, "this replica is starting; try again in a moment")
+	}
+	if rt.path == restorePath {
+		return q.serveCurrent(rt) // its body is no request to be read, but a backup to be kept
 	}
 	raw, err := io.ReadAll(http.MaxBytesReader(q.w, q.Request.Body, api.MaxBody))
 	if err != nil {

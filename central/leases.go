@@ -237,6 +237,9 @@ func (g *reign) passLeases(ctx context.Context) error {
 	view, now := g.view(), g.now()
 	var failed error
 	for l := range view.LiveLeases() {
+		if slices.ContainsFunc(l.Nodes, func(n string) bool { return g.adopting(view, n) }) {
+			continue
+		}
 		if leaseDue(view, l, now) {
 			if _, err := g.propose(ctx, fsm.KindAdvanceLease, "lease", nil, fsm.AdvanceLease{ID: l.ID}); err != nil {
 				failed = errors.Join(failed, err)

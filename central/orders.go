@@ -212,6 +212,8 @@ func (o *orders) step(row *fsm.VM) (out settled, again bool) {
 		return out, false
 	case node == nil || b == nil:
 		return settled{open: fmt.Errorf("node %s was not heard yet", row.Node)}, true
+	case node.Adopting:
+		return settled{open: fmt.Errorf("node %s has not been heard since the restore", row.Node)}, true
 	}
 	switch {
 	case row.State == api.StateDeleting:

@@ -122,6 +122,9 @@ func (g *reign) passVMs(ctx context.Context) error {
 			waiting = true
 			break
 		}
+		if g.adopting(view, row.Node) {
+			continue
+		}
 		due = append(due, row.ID)
 	}
 	if err := g.end(ctx, view, due, "expire", reasonExpired, actorCentral); err != nil {
@@ -158,6 +161,12 @@ func (g *reign) passNodes(ctx context.Context) error {
 	view, wall := g.view(), g.r.wall()
 	var changes []fsm.NodeChange
 	for node := range view.Nodes("") {
+		if node.Adopting {
+			if err := g.adopt(ctx, view, node); err != nil {
+				return err
+			}
+			continue
+		}
 		silence := g.r.fleet.silence(node.Name, wall)
 		state := healthOf(node.State, silence, wall.Sub(g.since), g.r.fleet.get(node.Name))
 		if state != node.State {

@@ -62,6 +62,7 @@ func TestEveryRouteOnAnEmptyFleetAnswersAsTheFileSays(t *testing.T) {
 				continue // it does not end
 			}
 			for _, replica := range []string{r.leader(), r.follower()} {
+				r.serving()
 				var b any
 				if rt.method == "POST" || rt.method == "PATCH" {
 					b = []byte(`{}`)

@@ -148,6 +148,8 @@ func (t *tx) dispatch() (any, error) {
 		return run(t, (*tx).adjustLedger)
 	case KindAdmitReplica:
 		return run(t, (*tx).admitReplica)
+	case KindAdoptNode:
+		return run(t, (*tx).adoptNode)
 	}
 	return nil, fmt.Errorf("command kind %d is not known here; upgrade this replica", t.env.Kind)
 }

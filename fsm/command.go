@@ -51,6 +51,7 @@ const (
 	KindRetryScrub      Kind = 35
 	KindAdjustLedger    Kind = 36
 	KindAdmitReplica    Kind = 37
+	KindAdoptNode       Kind = 38
 )
 
 // format is the first byte of every command.
@@ -430,4 +431,23 @@ type AdmitReplica struct {
 	Addr      string `json:"addr"` // its cluster address
 	TokenHash string `json:"token_hash,omitempty"`
 	Operator  bool   `json:"operator,omitempty"`
+}
+
+// AdoptNode merges what a host lists, after a restore. Long lists come in parts.
+type AdoptNode struct {
+	Name string      `json:"name"`
+	Gone []VMReport  `json:"gone,omitempty"` // rows of this host that its list lacks
+	VMs  []AdoptedVM `json:"vms,omitempty"`  // of this cluster, not known by a row of this host
+	Done bool        `json:"done,omitempty"`
+}
+
+// AdoptedVM is a VM as its host lists it.
+type AdoptedVM struct {
+	ID        string      `json:"id"`
+	Name      string      `json:"name"`
+	Backend   string      `json:"backend"`
+	GuestOS   string      `json:"guest_os"`
+	VCPUs     int         `json:"vcpus"`
+	MemoryMiB int64       `json:"memory_mib"`
+	State     api.VMState `json:"state"`
 }

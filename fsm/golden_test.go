@@ -109,6 +109,7 @@ func script() []step {
 		{kind: KindPatchNode, more: "-drain", at: 90_165_000, body: PatchNode{Name: "studio-1", Action: "POST /fleet/nodes/{name}/drain", Cordoned: new(true), Draining: new(true), By: "operator", Drain: &DrainHost{DeadlineSeconds: 3600, Force: true}}},
 		{kind: KindCreateJoinToken, more: "-replica", at: 90_170_000, body: CreateJoinToken{Token: JoinToken{ID: "t-2", Hash: "d00d", Kind: "replica", NamePattern: "central-*", UsesLeft: 1, ExpiresAt: 1_700_100_000_000}}},
 		{kind: KindAdmitReplica, op: &Op{Key: "k-replica", Digest: "d12"}, at: 90_180_000, body: AdmitReplica{Name: "central-4", Addr: "10.0.0.4:7800", TokenHash: "d00d"}},
+		{kind: KindAdoptNode, at: 90_190_000, body: AdoptNode{Name: "studio-1", Done: true, Gone: []VMReport{{ID: "0008", Node: "studio-1", State: api.StateGone, EndedMS: 1000}}, VMs: []AdoptedVM{{ID: "0009", Name: "found", Backend: "vz", GuestOS: "linux", VCPUs: 2, MemoryMiB: 2048, State: api.StateRunning}}}},
 	}
 }
 

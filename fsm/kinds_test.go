@@ -19,7 +19,7 @@ var bodies = map[Kind]any{
 	KindCreateTenant: CreateTenant{}, KindPatchTenant: PatchTenant{}, KindDeleteTenant: DeleteTenant{}, KindCreateKey: CreateKey{}, KindDeleteKey: DeleteKey{}, KindTouchKeys: TouchKeys{},
 	KindPatchPolicy: PatchPolicy{}, KindPutPrices: PutPrices{}, KindCreateLease: CreateLease{}, KindPatchLease: PatchLease{}, KindEndLease: EndLease{}, KindAdvanceLease: AdvanceLease{},
 	KindReportScrub: ReportScrub{}, KindRetryScrub: RetryScrub{}, KindAdjustLedger: AdjustLedger{},
-	KindAdmitReplica: AdmitReplica{},
+	KindAdmitReplica: AdmitReplica{}, KindAdoptNode: AdoptNode{},
 }
 
 // kind is a constant of command.go.

@@ -179,7 +179,7 @@ func (t *tx) forgetVMs(n *Node) {
 func (t *tx) nodeHealth(c NodeHealth) (any, error) {
 	for _, change := range c.Changes {
 		have := t.Node(change.Name)
-		if have == nil || have.State == change.State {
+		if have == nil || have.State == change.State || have.Adopting {
 			continue
 		}
 		row := *have

@@ -211,6 +211,15 @@ func (m *model) admitReplica(*rapid.T) {
 	m.kept(r, KindAdmitReplica, op, c, c.Name)
 }
 
+// adoptNode changes nothing, for no host waits to be adopted; restore_test.go has those that do.
+func (m *model) adoptNode(*rapid.T) {
+	c := AdoptNode{Name: m.pick(modelNodes, "node"), Done: true, VMs: []AdoptedVM{{ID: m.next("found"), Name: "found", VCPUs: 1, MemoryMiB: 512, State: api.StateRunning}}}
+	m.send(KindAdoptNode, c)
+	if m.f.view().VM(c.VMs[0].ID) != nil {
+		m.r.Fatalf("node %s adopted a VM and waited for none", c.Name)
+	}
+}
+
 func (m *model) createPool(*rapid.T) {
 	r := api.PoolRequest{Name: m.pick(append(modelPools, "s", "t", "u"), "pool"), Image: m.pick(modelImages, "image"), MinReady: new(rapid.IntRange(0, 3).Draw(m.r, "min_ready"))}
 	if m.chance(3, "max_total given") {

@@ -134,7 +134,7 @@ func (m *model) actions() map[string]func(*rapid.T) {
 		{m.launch, m.report, m.deleteVMs, m.retryScrub, m.patchLease, m.createTenant, m.deleteKey, m.createPool},
 		{m.report, m.launch, m.advance, m.endLease, m.adjust, m.nodeHealth, m.patchPool, m.rollPool},
 		{m.fillPool, m.repair, m.createLease, m.reportScrub, m.move, m.touchKeys, m.patchNode, m.deletePool},
-		{m.failHandOver, m.tick, m.patchVM, m.deleteVMs, m.deleteTenant, m.createKey, m.joinToken, m.deleteNode, m.admitReplica},
+		{m.failHandOver, m.tick, m.patchVM, m.deleteVMs, m.deleteTenant, m.createKey, m.joinToken, m.deleteNode, m.admitReplica, m.adoptNode},
 		{m.repeat, m.otherBody, m.patchTenant, m.registerNode, m.createImage, m.patchImage, m.deleteImage, m.initCluster},
 	}
 	groups := map[string]func(*rapid.T){}

@@ -47,7 +47,8 @@ type Node struct {
 	Draining       bool              `json:"draining"`
 	Reason         string            `json:"reason,omitempty"`
 	CordonedBy     string            `json:"cordoned_by,omitempty"`
-	Drain          *Drain            `json:"drain,omitempty"` // of the drain under way
+	Drain          *Drain            `json:"drain,omitempty"`    // of the drain under way
+	Adopting       bool              `json:"adopting,omitempty"` // after a restore, until its list is merged
 	CreatedAt      api.Time          `json:"created_at"`
 	Version        uint64            `json:"version"`
 }

@@ -15,7 +15,7 @@ import (
 func (a *app) clusterCommand() *cobra.Command {
 	return a.group("cluster", "The control plane: its replicas and who may join", "",
 		"  fluxctl cluster status\n  fluxctl cluster join-token --pattern 'studio-*' > join.token",
-		a.clusterStatus(), a.joinToken(), a.removeReplica(), a.transfer(), a.backup())
+		a.clusterStatus(), a.joinToken(), a.removeReplica(), a.transfer(), a.backup(), a.restore())
 }
 
 func (a *app) clusterStatus() *cobra.Command {

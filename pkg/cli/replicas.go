@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -122,4 +123,40 @@ func saveBackup(ctx context.Context, c *client.Client, path string) (head api.Ba
 		err = errors.Join(err, os.Remove(f.Name()))
 	}
 	return head, err
+}
+
+func (a *app) restore() *cobra.Command {
+	var yes bool
+	cmd := &cobra.Command{
+		Use: "restore FILE", Short: "Make a fresh cluster the one that a backup was taken of",
+		Long: "Make a fresh cluster the one that a backup was taken of. Its tokens and keys are those of the backup from then on.\n" +
+			"Hosts are taken over one by one as they report: VMs started after the backup become the operator's, and nothing\n" +
+			"is ended on a host before its whole list is known.",
+		Example: "  fluxctl cluster restore fleet-2026-11-29.snapshot",
+		Args:    takes("FILE"),
+		RunE: a.onFleet(func(ctx context.Context, c *client.Client, args []string) error {
+			raw, err := os.ReadFile(args[0])
+			if err != nil {
+				return err
+			}
+			head, err := api.ReadBackup(bytes.NewReader(raw))
+			if err != nil {
+				return fmt.Errorf("%s: %w", args[0], err)
+			}
+			if err := a.confirm(ctx, yes, fmt.Sprintf("Restore cluster %s as of %s?", head.ClusterID, a.moment(head.Time))); err != nil {
+				return err
+			}
+			head, err = during(ctx, a, "the restore", func(ctx context.Context) (api.Backup, error) { return c.Restore(ctx, raw) })
+			if err != nil {
+				return err
+			}
+			if ok, err := a.json(head); ok {
+				return err
+			}
+			a.done("Restored cluster "+head.ClusterID, fmt.Sprintf("index %d, now in epoch %d; hosts are taken over as they report: fluxctl fleet nodes", head.Index, head.Epoch))
+			return nil
+		}),
+	}
+	yesFlag(cmd, &yes)
+	return cmd
 }

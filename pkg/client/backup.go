@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"time"
 
 	"github.com/fluxvm/fluxvm/pkg/api"
 )
@@ -23,6 +24,14 @@ func (c *Client) Backup(ctx context.Context, w io.Writer) (api.Backup, error) {
 		return head, fmt.Errorf("the backup did not arrive whole: %w", err)
 	}
 	return head, nil
+}
+
+// Restore makes the state of a fresh cluster that of a backup. It is sent once: what became of it when no answer comes
+// is seen in Cluster, whose ID and Epoch are then those of the backup and newer.
+func (c *Client) Restore(ctx context.Context, backup []byte) (api.Backup, error) {
+	var out api.Backup
+	_, err := c.caller.do(ctx, call{method: http.MethodPost, path: "/fleet/cluster/restore", raw: backup, key: newKey(""), once: true, hold: 5 * time.Minute, out: &out})
+	return out, err
 }
 
 // open gives the first answer that is no refusal to try elsewhere, with its body still to be read.

@@ -79,6 +79,7 @@ type call struct {
 	path    string // escaped
 	query   url.Values
 	body    any           // sent as JSON; nil: no body
+	raw     []byte        // sent as it is, in place of body
 	key     string        // idempotency key
 	once    bool          // never sent again when an earlier try may have been carried out
 	hold    time.Duration // how long the server may rightly take beyond the usual
@@ -108,7 +109,7 @@ const (
 // do sends the call until an answer is final, it may not be sent again, or time is up. It gives the headers of
 // the answer.
 func (c *caller) do(ctx context.Context, r call) (http.Header, error) {
-	var raw []byte
+	raw := r.raw
 	if r.body != nil {
 		var err error
 		if raw, err = json.Marshal(r.body); err != nil {
@@ -261,7 +262,10 @@ func (c *caller) send(ctx context.Context, endpoint string, r call, raw []byte, 
 	}
 	req.Header.Set("Accept", accept)
 	req.Header.Set("User-Agent", c.userAgent)
-	if raw != nil {
+	switch {
+	case r.raw != nil:
+		req.Header.Set("Content-Type", "application/octet-stream")
+	case raw != nil:
 		req.Header.Set("Content-Type", "application/json")
 	}
 	if c.token != "" {
