@@ -84,6 +84,13 @@ func (r *reservations) release(id string) {
 	delete(r.byVM, id)
 }
 
+// total is what is reserved in MiB.
+func (r *reservations) total() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.sumMiB
+}
+
 // take reserves for the VM unless policy refuses it, as one step.
 func (r *reservations) take(p Policy, m api.HostMemory, id string, memoryMiB int64) (why string) {
 	r.mu.Lock()

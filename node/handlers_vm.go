@@ -258,6 +258,7 @@ func (d *Daemon) carriedOut(c *call, op, id, name string, detail map[string]any)
 
 // deny leaves an event of a create that the host's admission refused.
 func (d *Daemon) deny(c *call, req api.MachineRequest, scope string, err error) error {
+	d.metrics.denied.WithLabelValues(scope).Inc()
 	d.record(c.actor, "quota.deny", req.ID, "refused", map[string]any{"scope": scope, "vm_id": req.ID, "name": req.Name, "memory_mib": req.MemoryMiB, "vcpus": req.VCPUs, "reason": message(err)})
 	return err
 }

@@ -45,6 +45,23 @@ func usageOf(m machine.Machine) (*api.MemoryUsage, error) {
 	return rollup(pids)
 }
 
+// holds is the PSS of the VM's processes and the target of its balloon, 0 where there is none.
+func (v *vm) holds() (pssKiB, targetMiB int64) {
+	v.mu.Lock()
+	r := v.run
+	if r != nil {
+		targetMiB = r.balloon.target
+	}
+	v.mu.Unlock()
+	if r == nil {
+		return 0, 0
+	}
+	if usage, err := usageOf(r.Machine); err == nil && usage != nil {
+		pssKiB = usage.PSSKiB
+	}
+	return pssKiB, targetMiB
+}
+
 func (d *Daemon) getMemory(c *call) (answer, error) {
 	v, err := d.named(c)
 	if err != nil {
