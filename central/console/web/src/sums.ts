@@ -29,7 +29,7 @@ export function poolTrouble(p: Pool, now: number): string {
   const why = s.wait_reason ? waitReason[s.wait_reason] ?? s.wait_reason : "";
   const hosts = reasons(s.reasons);
   const left = s.backoff_until ? Date.parse(s.backoff_until) - now : 0;
-  return [s.last_error || why || "it waits", hosts && !s.last_error?.includes(hosts) ? hosts : "", left > 500 ? `next try in ${span(left)}` : ""].filter(Boolean).join("; ");
+  return [s.last_error || why || "it waits", s.last_error ? "" : hosts, left > 500 ? `next try in ${span(left)}` : ""].filter(Boolean).join("; ");
 }
 
 export const waitReason: Record<string, string> = {
