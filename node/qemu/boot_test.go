@@ -61,7 +61,7 @@ func daemon(described string) error {
 }
 
 // testImage is an image to boot, or skips the test loudly.
-func testImage(t *testing.T) string {
+func testImage(t testing.TB) string {
 	t.Helper()
 	path := os.Getenv("FLUXVM_TEST_IMAGE")
 	if path == "" {
@@ -83,7 +83,7 @@ func testImage(t *testing.T) string {
 	return path
 }
 
-func testDriver(t *testing.T) *Driver {
+func testDriver(t testing.TB) *Driver {
 	t.Helper()
 	d, err := New(Config{Logger: hclog.New(&hclog.LoggerOptions{Output: testLog{t}, Level: hclog.Debug})})
 	if err != nil {
@@ -92,7 +92,7 @@ func testDriver(t *testing.T) *Driver {
 	return d
 }
 
-type testLog struct{ t *testing.T }
+type testLog struct{ t testing.TB }
 
 func (l testLog) Write(p []byte) (int, error) {
 	l.t.Log(strings.TrimSpace(string(p)))
@@ -108,7 +108,7 @@ func testSpec(image string) machine.Spec {
 }
 
 // started boots the machine and sees to its end, whatever the test makes of it.
-func started(t *testing.T, d *Driver, spec machine.Spec, dir string) machine.Machine {
+func started(t testing.TB, d *Driver, spec machine.Spec, dir string) machine.Machine {
 	t.Helper()
 	m, err := d.Start(within(t), spec, dir)
 	if err != nil {
@@ -123,7 +123,7 @@ func started(t *testing.T, d *Driver, spec machine.Spec, dir string) machine.Mac
 	return m
 }
 
-func within(t *testing.T) context.Context {
+func within(t testing.TB) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), bootWithin)
 	t.Cleanup(cancel)
@@ -131,7 +131,7 @@ func within(t *testing.T) context.Context {
 }
 
 // awaitAgent returns once the guest agent has answered.
-func awaitAgent(t *testing.T, m machine.Machine) {
+func awaitAgent(t testing.TB, m machine.Machine) {
 	t.Helper()
 	ctx := within(t)
 	for {
@@ -153,7 +153,7 @@ func awaitAgent(t *testing.T, m machine.Machine) {
 	}
 }
 
-func shell(t *testing.T, m machine.Machine, script string) string {
+func shell(t testing.TB, m machine.Machine, script string) string {
 	t.Helper()
 	got, err := m.Exec(within(t), api.ExecRequest{Argv: []string{"sh", "-c", script}})
 	if err != nil || got.ExitCode != 0 {

@@ -19,7 +19,7 @@ import (
 )
 
 // pss is the process's proportional set size in MiB.
-func pss(t *testing.T, m machine.Machine) int64 {
+func pss(t testing.TB, m machine.Machine) int64 {
 	t.Helper()
 	p, err := procfs.NewProc(m.PID())
 	if err != nil {
@@ -33,7 +33,7 @@ func pss(t *testing.T, m machine.Machine) int64 {
 }
 
 // becomes polls until got is at least or, below, at most want.
-func becomes(t *testing.T, what string, done func() (bool, int64)) int64 {
+func becomes(t testing.TB, what string, done func() (bool, int64)) int64 {
 	t.Helper()
 	for end := time.Now().Add(bootWithin); ; {
 		ok, got := done()
@@ -47,7 +47,7 @@ func becomes(t *testing.T, what string, done func() (bool, int64)) int64 {
 	}
 }
 
-func actual(t *testing.T, m machine.Machine) int64 {
+func actual(t testing.TB, m machine.Machine) int64 {
 	t.Helper()
 	got, err := m.(machine.Ballooner).Balloon(within(t))
 	if err != nil {
@@ -56,14 +56,14 @@ func actual(t *testing.T, m machine.Machine) int64 {
 	return got
 }
 
-func setBalloon(t *testing.T, m machine.Machine, mib int64) {
+func setBalloon(t testing.TB, m machine.Machine, mib int64) {
 	t.Helper()
 	if err := m.(machine.Ballooner).SetBalloon(within(t), mib); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func digestOf(t *testing.T, path string) string {
+func digestOf(t testing.TB, path string) string {
 	t.Helper()
 	raw, err := os.ReadFile(path)
 	if err != nil {
@@ -74,7 +74,7 @@ func digestOf(t *testing.T, path string) string {
 }
 
 // saved writes a machine down and gives the directory.
-func saved(t *testing.T, m machine.Machine, halt bool) string {
+func saved(t testing.TB, m machine.Machine, halt bool) string {
 	t.Helper()
 	dir := t.TempDir()
 	began := time.Now()
@@ -86,7 +86,7 @@ func saved(t *testing.T, m machine.Machine, halt bool) string {
 }
 
 // restored starts a machine from a copy of a saved state.
-func restored(t *testing.T, d *Driver, spec machine.Spec, from string) machine.Machine {
+func restored(t testing.TB, d *Driver, spec machine.Spec, from string) machine.Machine {
 	t.Helper()
 	dir, copied := t.TempDir(), t.TempDir()
 	if err := d.CopySaved(from, copied); err != nil {
@@ -109,7 +109,7 @@ func restored(t *testing.T, d *Driver, spec machine.Spec, from string) machine.M
 	return m
 }
 
-func renewed(t *testing.T, m machine.Machine, n int) {
+func renewed(t testing.TB, m machine.Machine, n int) {
 	t.Helper()
 	who := machine.Identity{Hostname: fmt.Sprintf("copy-%d", n), MachineID: strings.Repeat(fmt.Sprint(n), 32), BootID: fmt.Sprintf("0000000%d-0000-4000-8000-000000000000", n), HostKeys: true}
 	if err := m.(machine.Renewer).Renew(within(t), who); err != nil {
@@ -244,4 +244,36 @@ func TestGuestGivesMemoryBackByBalloonAndByReporting(t *testing.T) {
 			t.Errorf("got %+v and %v, want what a guest of 512 MiB tells", g, err)
 		}
 	}
+}
+
+// BenchmarkGuest compares VMs that boot with copies of one, all running at once: go test -bench Guest -benchtime 10x.
+func BenchmarkGuest(b *testing.B) {
+	image := testImage(b)
+	spec := testSpec(image)
+	spec.MemoryMiB = 256
+	measure := func(name string, start func(b *testing.B, d *Driver) machine.Machine) {
+		b.Run(name, func(b *testing.B) {
+			d := testDriver(b)
+			var all []machine.Machine
+			for b.Loop() {
+				m := start(b, d)
+				awaitAgent(b, m)
+				all = append(all, m)
+			}
+			total := int64(0)
+			for _, m := range all {
+				total += pss(b, m)
+			}
+			b.ReportMetric(float64(total)/float64(len(all)), "PSS-MiB/VM")
+		})
+	}
+	measure("Boot", func(b *testing.B, d *Driver) machine.Machine { return started(b, d, spec2(spec), b.TempDir()) })
+	from := b.TempDir()
+	d := testDriver(b)
+	m := started(b, d, spec2(spec), b.TempDir())
+	awaitAgent(b, m)
+	if err := m.(machine.Saver).Save(within(b), from, false); err != nil {
+		b.Fatal(err)
+	}
+	measure("Copy", func(b *testing.B, d *Driver) machine.Machine { return restored(b, d, spec2(spec), from) })
 }

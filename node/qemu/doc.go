@@ -23,6 +23,20 @@
 //	console.log    the end of the guest's console, bounded
 //	disk.raw       the disk, where there is one
 //
+//	in.sock        for the moment in which a saved state comes in
+//
+// # Saved states
+//
+// A machine is saved by handing its memory, over QEMU's migration, to a second QEMU whose memory is a file and which
+// never runs the guest; that one writes the state of the devices beside it:
+//
+//	ram            the guest's memory, which nobody writes any more     state      everything else
+//	disk.raw       the disk of that moment, where the original goes on
+//
+// A restored machine has ram as its memory, mapped so that what it writes is its own; the rest is shared, through the
+// page cache, with all that were restored from hard links of it. What keeps the balloon from making holes in that file
+// is in mask.go.
+//
 // QEMU runs with the directory as its working directory and is told names only, and the sockets are dialled
 // through /proc/self/fd, so that a deep data directory does not meet the 108 bytes of a socket's path.
 //
