@@ -59,7 +59,8 @@ func wirePool(view fsm.View, p *fsm.Pool, hideNodes bool) api.Pool {
 	out := api.Pool{
 		Name: p.Name, Owner: p.Owner(), Tenant: orNull(p.Tenant), Image: p.Image, GuestOS: p.GuestOS,
 		Size: api.Size{VCPUs: p.VCPUs, MemoryMiB: p.MemoryMiB, DiskSizeGiB: p.DiskGiB}, MinReady: p.MinReady, MaxTotal: p.MaxTotal, MaxTotalSet: p.MaxTotalSet,
-		NodeSelector: notNil(p.NodeSelector), Nodes: p.Nodes, Readiness: p.Readiness, CreatedAt: p.CreatedAt, Version: p.Version,
+		NodeSelector: notNil(p.NodeSelector), Nodes: p.Nodes, Readiness: p.Readiness, CreatedAt: p.CreatedAt,
+		KeepFailedSeconds: p.KeepFailed, MaxAgeSeconds: p.MaxAge, RotateIdentity: p.RotateIdentity, Version: p.Version,
 		Status: poolStatus(view, p), Warm: []api.WarmVM{},
 	}
 	if hideNodes {
@@ -70,12 +71,15 @@ func wirePool(view fsm.View, p *fsm.Pool, hideNodes bool) api.Pool {
 	}
 	for s := range view.Spares(p.Name) {
 		state := s.WarmState()
-		if state != "ready" && state != "booting" {
+		if state != "ready" && state != "booting" && s.FailedAt == 0 {
 			continue
 		}
 		warm := api.WarmVM{Node: s.Node, ID: s.ID, Name: s.Name, State: state, Image: s.Image, Since: s.CreatedAt}
 		if state == "ready" {
 			warm.Since = s.SpareSince
+		}
+		if s.FailedAt != 0 {
+			warm.Since, warm.Reason = s.FailedAt, s.Reason
 		}
 		if hideNodes {
 			warm.Node = ""
@@ -89,13 +93,25 @@ func wirePool(view fsm.View, p *fsm.Pool, hideNodes bool) api.Pool {
 func poolStatus(view fsm.View, p *fsm.Pool) api.PoolStatus {
 	count := view.Count(p)
 	claims, timed, sumMS := view.Claims24h(p.Name)
+	cold := view.Cold24h(p.Name)
 	out := api.PoolStatus{
 		State: api.PoolFilling, Ready: count.Ready, Booting: count.Booting, Stale: count.Stale, ClaimedRunning: count.Claimed, Claimed24h: claims,
 		LastClaimAt: p.LastClaimAt, LastFillAt: p.LastFillAt, LastError: orNull(p.LastError), BackoffUntil: p.BackoffUntil,
 		WaitReason: orNull(p.WaitReason), Reasons: p.Reasons,
 	}
+	out.Cold24h = cold
 	if timed > 0 {
 		out.AvgClaimMS = sumMS / timed
+	}
+	if claims+cold > 0 {
+		rate := float64(claims) / float64(claims+cold)
+		out.WarmHitRate = &rate
+	}
+	if p.RollFrom != "" {
+		out.Roll = &api.Roll{Image: p.Image, From: p.RollFrom, State: api.RollRolling}
+		if p.Failures >= rollPauseAfter {
+			out.Roll.State = api.RollPaused
+		}
 	}
 	switch {
 	case p.MinReady == 0:

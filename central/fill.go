@@ -22,20 +22,32 @@ type drop struct {
 	failed bool // it stands for a boot that failed
 }
 
+// reasonAged is why a good spare goes.
+const reasonAged = "it is older than max_age_seconds"
+
 // poolPlan is what one pass does to a pool.
 type poolPlan struct {
 	drops []drop
+	keep  []fsm.FailedSpare // failed ones that their nodes cannot know of and that are to be kept
 	fill  int
+	want  int       // as fill, if it did not back off for want of room
 	wait  *fsm.Wait // nil: no news
+	roll  bool      // its roll is done
 }
 
 // decidePool looks at a pool and says what its spares should become. It is pure: now is the leader's time.
 func decidePool(view fsm.View, p *fsm.Pool, now api.Time) (plan poolPlan) {
 	var ready, booting []*fsm.VM // oldest first
+	kept := view.KeptFailed(p, now)
 	for s := range view.Spares(p.Name) {
 		state := s.WarmState()
 		reason, failed := spareFault(view, p, s, now)
 		switch {
+		case kept != nil && s.ID == kept.ID && mayStay(view, p, s):
+		case s.FailedAt != 0:
+			plan.drops = append(plan.drops, drop{vm: s, reason: "it failed: " + s.Reason})
+		case failed && p.KeepFailed > 0 && s.State == api.StateRunning:
+			plan.keep = append(plan.keep, fsm.FailedSpare{ID: s.ID, Reason: reason})
 		case reason != "":
 			plan.drops = append(plan.drops, drop{s, reason, failed})
 		case s.State == api.StateUnknown: // its node is silent; another takes its place until it is back
@@ -59,10 +71,15 @@ func decidePool(view fsm.View, p *fsm.Pool, now api.Time) (plan poolPlan) {
 		}
 	}
 	ready, booting = rollOne(p, ready, booting, &plan)
+	ready = recycleOne(p, ready, booting, &plan, now)
+	plan.roll = p.RollFrom != "" && view.Rolled(p)
 	plan.fill = min(p.MinReady-len(ready)-len(booting), maxBootsPerPass)
 	room := p.MaxTotal - len(ready) - len(booting) - view.Count(p).Claimed
 	switch {
 	case plan.fill <= 0 || now < p.BackoffUntil:
+		if p.WaitsForRoom {
+			plan.want = min(plan.fill, room)
+		}
 		plan.fill = 0
 		if p.WaitReason == api.WaitMaxTotal {
 			plan.wait = &fsm.Wait{}
@@ -91,9 +108,26 @@ func (plan *poolPlan) fitQuota(view fsm.View, p *fsm.Pool) {
 	plan.fill = room
 }
 
+// recycleOne drops the oldest ready spare that is too old, but only while all that are wanted are ready: one at a time.
+func recycleOne(p *fsm.Pool, ready, booting []*fsm.VM, plan *poolPlan, now api.Time) []*fsm.VM {
+	if p.MaxAge == 0 || p.Failures > 0 || p.RollFrom != "" || len(booting) > 0 || len(ready) < p.MinReady || len(ready) == 0 {
+		return ready
+	}
+	if oldest := ready[0]; now-oldest.SpareSince >= api.Time(p.MaxAge*1000) {
+		plan.drops = append(plan.drops, drop{vm: oldest, reason: reasonAged})
+		return ready[1:]
+	}
+	return ready
+}
+
+// mayStay says whether the pool may have anything on a spare's host at all.
+func mayStay(view fsm.View, p *fsm.Pool, s *fsm.VM) bool {
+	why, _ := hostFault(view, p, s)
+	return why == ""
+}
+
 // spareFault says why a spare cannot stay: it is broken, or stands where the pool may no longer have it.
 func spareFault(view fsm.View, p *fsm.Pool, s *fsm.VM, now api.Time) (reason string, failed bool) {
-	node := view.Node(s.Node)
 	switch {
 	case s.State == api.StateFailed:
 		return "it failed: " + s.Reason, false // counted when it was reported
@@ -104,6 +138,14 @@ func spareFault(view fsm.View, p *fsm.Pool, s *fsm.VM, now api.Time) (reason str
 			return "its guest agent did not answer within 15 minutes", true
 		}
 		return "it did not boot within 15 minutes", true
+	}
+	return hostFault(view, p, s)
+}
+
+// hostFault says why a spare cannot stay where it is.
+func hostFault(view fsm.View, p *fsm.Pool, s *fsm.VM) (reason string, failed bool) {
+	node := view.Node(s.Node)
+	switch {
 	case node == nil:
 		return "its node is gone", false
 	case p.Tenant == "" && node.Lease != "":

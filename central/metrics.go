@@ -50,7 +50,46 @@ func newMetrics(r *Replica) *metrics {
 			return float64(n)
 		}),
 	)
+	m.registry.MustRegister(poolCollector{r})
 	return m
+}
+
+// poolCollector reads the pools from the state when it is asked.
+type poolCollector struct{ r *Replica }
+
+// What is told of each pool.
+func poolDescriptions() (vms, claims, cold *prometheus.Desc) {
+	return prometheus.NewDesc("fluxvm_pool_vms", "VMs of a pool by state.", []string{"pool", "state"}, nil),
+		prometheus.NewDesc("fluxvm_pool_claims_24h", "Launches that took a VM of the pool in the last day.", []string{"pool"}, nil),
+		prometheus.NewDesc("fluxvm_pool_cold_24h", "Launches that matched the pool in the last day and booted normally.", []string{"pool"}, nil)
+}
+
+// Describe implements prometheus.Collector.
+func (c poolCollector) Describe(out chan<- *prometheus.Desc) {
+	vms, claims, cold := poolDescriptions()
+	out <- vms
+	out <- claims
+	out <- cold
+}
+
+// Collect implements prometheus.Collector.
+func (c poolCollector) Collect(out chan<- prometheus.Metric) {
+	vms, claims, cold := poolDescriptions()
+	view := c.r.state.View()
+	gauge := func(desc *prometheus.Desc, n float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, n, labels...)
+	}
+	for p := range view.Pools("") {
+		count := view.Count(p)
+		gauge(vms, float64(count.Ready), p.Name, "ready")
+		gauge(vms, float64(count.Booting), p.Name, "booting")
+		gauge(vms, float64(count.Failed), p.Name, "failed")
+		gauge(vms, float64(count.Claimed), p.Name, "claimed")
+		gauge(vms, float64(p.MinReady), p.Name, "wanted")
+		claimed, _, _ := view.Claims24h(p.Name)
+		gauge(claims, float64(claimed), p.Name)
+		gauge(cold, float64(view.Cold24h(p.Name)), p.Name)
+	}
 }
 
 func (m *metrics) handler() http.Handler {

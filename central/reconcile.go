@@ -219,11 +219,17 @@ func (g *reign) passPool(ctx context.Context, name string) error {
 	if err := g.drop(ctx, view, p, plan.drops); err != nil {
 		return err
 	}
-	body := fsm.FillPool{Pool: name, Wait: plan.wait}
-	if plan.fill > 0 {
+	body := fsm.FillPool{Pool: name, Wait: plan.wait, Failed: plan.keep}
+	switch {
+	case len(plan.keep) > 0:
+		body.Wait = &fsm.Wait{Reason: api.WaitBootFailed, Error: plan.keep[0].Reason}
+	case plan.fill > 0:
 		g.chooseHosts(g.view(), p, plan.fill, &body)
+	case plan.want > 0: // it backs off for want of room, which may have come
+		g.chooseHosts(g.view(), p, plan.want, &body)
+		body.Room, body.Wait = len(body.Spares) > 0, plan.wait
 	}
-	if len(body.Spares) == 0 && body.Wait == nil {
+	if len(body.Spares) == 0 && body.Wait == nil && !plan.roll {
 		return nil
 	}
 	result, err := g.propose(ctx, fsm.KindFillPool, actorPool, nil, body)
@@ -263,7 +269,7 @@ func (g *reign) drop(ctx context.Context, view fsm.View, p *fsm.Pool, drops []dr
 
 // chooseHosts ranks hosts for each spare, spreading them over what the ones before will take.
 func (g *reign) chooseHosts(view fsm.View, p *fsm.Pool, fill int, body *fsm.FillPool) {
-	n := need{tenant: p.Tenant, leased: p.Tenant != "", guestOS: p.GuestOS, vcpus: p.VCPUs, memoryMiB: p.MemoryMiB, nodes: p.Nodes, poolSelector: p.NodeSelector, spare: true}
+	n := need{tenant: p.Tenant, leased: p.Tenant != "", guestOS: p.GuestOS, vcpus: p.VCPUs, memoryMiB: p.MemoryMiB, nodes: p.Nodes, poolSelector: p.NodeSelector, spare: true, claim: p.RotateIdentity}
 	image := view.Image(p.Image)
 	if image == nil {
 		body.Wait = &fsm.Wait{Reason: api.WaitImage, Error: "image " + p.Image + " is no longer in the catalog"}

@@ -220,6 +220,15 @@ type FillPool struct {
 	Pool   string  `json:"pool"`
 	Spares []Spare `json:"spares,omitempty"`
 	Wait   *Wait   `json:"wait,omitempty"`
+	Room   bool    `json:"room,omitempty"` // hosts have room again: a pool that waits for that waits no longer
+
+	Failed []FailedSpare `json:"failed,omitempty"` // spares that run and never became ready
+}
+
+// FailedSpare is one that is taken for failed, and why.
+type FailedSpare struct {
+	ID     string `json:"id"`
+	Reason string `json:"reason"`
 }
 
 // Spare is one VM to boot, with the hosts that could take it, best first.

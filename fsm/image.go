@@ -49,6 +49,9 @@ func (t *tx) patchImage(c PatchImage) (any, error) {
 		row.MemoryMiB = 512
 	}
 	t.insert(tableImage, &row)
+	if have.HasAgent && !row.HasAgent {
+		t.agentGone(row.Name)
+	}
 	t.log(t.env.Actor, "PATCH /fleet/images/{name}", row.Name, "", "ok")
 	return &row, nil
 }

@@ -13,6 +13,7 @@ type Plan struct {
 	Pool       *Pool  // the pool of Claim, or the one the launch named
 	Node       *Node  // nil with no Claim: nothing fits
 	ColdReason string // why it is no claim
+	Missed     *Pool  // the pool that would have answered it, had it had a spare that may be handed out
 	Image      *Image
 	VCPUs      int
 	MemoryMiB  int64
@@ -119,7 +120,7 @@ func (v View) Plan(l *Launch, candidates, noHandOut []string) (Plan, error) {
 		}
 		return p, v.mayHold(l.Tenant, holds(claim.GuestOS, claim.VCPUs, claim.MemoryMiB)) // its size need not be the image's
 	}
-	p.ColdReason = why
+	p.ColdReason, p.Missed = why, pool
 	if err := v.mayHold(l.Tenant, holds(p.GuestOS, p.VCPUs, p.MemoryMiB)); err != nil {
 		return p, err
 	}
@@ -161,6 +162,9 @@ func (v View) spareFor(plan *Plan, l *Launch, noHandOut []string) (*VM, *Pool, s
 			break
 		}
 	}
+	if best == nil {
+		from = pools[0]
+	}
 	return best, from, why
 }
 
@@ -178,10 +182,25 @@ func (v View) elsewhere(s *VM, l *Launch) string {
 		return "nodeSelector"
 	case l.Backend != "" && l.Backend != api.BackendAuto && l.Backend != s.Backend:
 		return "backend"
-	case l.Claim != nil && !(s.CanClaim && n.Claim):
+	case (l.Claim != nil || v.rotates(s)) && !(s.CanClaim && n.Claim):
 		return "claim"
 	}
 	return ""
+}
+
+func (v View) rotates(s *VM) bool {
+	p := v.Pool(s.Pool)
+	return p != nil && p.RotateIdentity
+}
+
+// rotating is the claim, which may be none, with a new identity for the guest.
+func (c *Claim) rotating() *Claim {
+	out := Claim{RotateIdentity: true}
+	if c != nil {
+		out = *c
+		out.RotateIdentity = true
+	}
+	return &out
 }
 
 // poolsFor lists the pools that a launch may be answered from: its tenant's own, then shared ones.
@@ -231,6 +250,8 @@ func (t *tx) launchVM(c LaunchVM) (any, error) {
 		t.claim(plan, l)
 	} else if _, err := t.bootNew(plan, c.ID, l, plan.ColdReason, t.deadline(l)); err != nil {
 		return nil, err
+	} else if plan.Missed != nil {
+		t.missed(plan.Missed.Name)
 	}
 	t.log(t.env.Actor, "POST /fleet/vms", l.Name, l.Tenant, "ok", "vm_id", done.Ref, "node", done.Node, "pool", done.Pool)
 	return done, nil
@@ -254,6 +275,9 @@ func (t *tx) claim(plan Plan, l *Launch) {
 	row.Reason, row.ExpiresAt = "", t.deadline(l)
 	asked := *l
 	row.Claim, asked.Claim = l.Claim, nil // the row has it
+	if plan.Pool.RotateIdentity {
+		row.Claim = row.Claim.rotating()
+	}
 	row.HandOver, row.Order, row.Launch = true, t.index, &asked
 	t.bindKey(&row)
 	t.putVM(plan.Claim, &row)

@@ -40,7 +40,8 @@ func (t *tx) createPool(c CreatePool) (any, error) {
 		return nil, api.Invalid("image", "there is no image of that name in the catalog; fluxctl fleet images lists them")
 	}
 	row := &Pool{Name: r.Name, Tenant: c.Tenant, Image: image.Name, GuestOS: image.GuestOS, VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB, DiskGiB: r.DiskSizeGiB,
-		MinReady: 1, NodeSelector: r.NodeSelector, Nodes: r.Nodes, Readiness: r.Readiness, CreatedAt: t.now}
+		MinReady: 1, NodeSelector: r.NodeSelector, Nodes: r.Nodes, Readiness: r.Readiness, CreatedAt: t.now,
+		KeepFailed: r.KeepFailedSeconds, MaxAge: r.MaxAgeSeconds, RotateIdentity: r.RotateIdentity}
 	if row.VCPUs == 0 {
 		row.VCPUs = image.VCPUs
 	}
@@ -58,6 +59,9 @@ func (t *tx) createPool(c CreatePool) (any, error) {
 	}
 	if row.Readiness == api.ReadinessAgent && !image.HasAgent {
 		return nil, api.Invalid("readiness", "image %s has no guest agent, so readiness must be %s", image.Name, api.ReadinessRunning)
+	}
+	if row.RotateIdentity && row.Readiness != api.ReadinessAgent {
+		return nil, api.Invalid("rotate_identity", "rotate_identity is the guest agent's work, so readiness must be %s, which needs an image with one", api.ReadinessAgent)
 	}
 	if r.MinReady != nil {
 		row.MinReady = *r.MinReady
@@ -91,6 +95,9 @@ func (p *Pool) checkSize() error {
 // checkNodes refuses to name hosts for a tenant's pool that the tenant does not lease.
 func (t *tx) checkNodes(p *Pool) error {
 	for _, name := range p.Nodes {
+		if p.Tenant == "" && t.Node(name) == nil {
+			return api.Invalid("nodes", "there is no node %s; fluxctl fleet nodes lists them", name)
+		}
 		if p.Tenant != "" && !t.Leases(p.Tenant, t.Node(name)) {
 			return api.Invalid("nodes", "the pool of a tenant may name only hosts that the tenant leases")
 		}
@@ -145,6 +152,8 @@ func (t *tx) patchPool(c PatchPool) (any, error) {
 	}
 	set(&row.NodeSelector, c.Patch.NodeSelector)
 	set(&row.Nodes, c.Patch.Nodes)
+	set(&row.KeepFailed, c.Patch.KeepFailedSeconds)
+	set(&row.MaxAge, c.Patch.MaxAgeSeconds)
 	if err := row.checkSize(); err != nil {
 		return nil, err
 	}
@@ -162,6 +171,7 @@ func (t *tx) patchPool(c PatchPool) (any, error) {
 // tryAgain forgets why the pool waited.
 func (p *Pool) tryAgain() {
 	p.Failures, p.BackoffUntil, p.WaitReason, p.Reasons, p.LastError = 0, 0, "", nil, ""
+	p.Crashing, p.WaitsForRoom = false, false
 }
 
 // deletePool removes the pool and asks for the end of its spares. A taken VM only forgets where it came from when
@@ -207,7 +217,25 @@ func (t *tx) rollPool(c RollPool) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	image := find[Image](t.View, tableImage, "id", c.Roll.Image)
+	row, err := t.rolled(have, c.Roll)
+	if err != nil {
+		return nil, err
+	}
+	row.tryAgain()
+	if _, err := t.remember(Operation{Ref: row.Name}); err != nil {
+		return nil, err
+	}
+	t.putPool(row, true)
+	t.log(t.env.Actor, "POST /fleet/pools/{name}/roll", row.Name, row.Tenant, "ok", "image", row.Image)
+	return row, nil
+}
+
+// rolled is the pool as it begins to roll, or to roll back.
+func (t *tx) rolled(have *Pool, roll api.RollRequest) (*Pool, error) {
+	if roll.Abort {
+		return t.abortRoll(have)
+	}
+	image := find[Image](t.View, tableImage, "id", roll.Image)
 	switch {
 	case image == nil:
 		return nil, api.Invalid("image", "there is no image of that name in the catalog; fluxctl fleet images lists them")
@@ -217,16 +245,13 @@ func (t *tx) rollPool(c RollPool) (any, error) {
 		return nil, api.Invalid("image", "pool %s counts a VM as ready when its guest agent answers; roll it to an image that has one", have.Name)
 	}
 	row := *have
-	row.Image, row.MaxUnavailable, row.StaleUse = image.Name, 1, c.Roll.StaleUse
-	if c.Roll.MaxUnavailable != nil {
-		row.MaxUnavailable = *c.Roll.MaxUnavailable
+	if image.Name != have.Image {
+		row.RollFrom = have.Image
 	}
-	row.tryAgain()
-	if _, err := t.remember(Operation{Ref: row.Name}); err != nil {
-		return nil, err
+	row.Image, row.MaxUnavailable, row.StaleUse = image.Name, 1, roll.StaleUse
+	if roll.MaxUnavailable != nil {
+		row.MaxUnavailable = *roll.MaxUnavailable
 	}
-	t.putPool(&row, true)
-	t.log(t.env.Actor, "POST /fleet/pools/{name}/roll", row.Name, row.Tenant, "ok", "image", row.Image)
 	return &row, nil
 }
 
@@ -271,6 +296,13 @@ func (t *tx) fillPool(c FillPool) (any, error) {
 	if p == nil {
 		return nil, notFound("pool", c.Pool)
 	}
+	t.failSpares(c.Pool, c.Failed)
+	if c.Room && p.WaitsForRoom {
+		free := *p
+		free.BackoffUntil, free.WaitsForRoom = 0, false
+		t.putPool(&free, true)
+		p = &free
+	}
 	image := find[Image](t.View, tableImage, "id", p.Image)
 	var placed []string
 	count := t.Count(p)
@@ -297,13 +329,16 @@ func (t *tx) fillPool(c FillPool) (any, error) {
 		row.LastFillAt = t.now
 	}
 	shows := t.wait(&row, c.Wait)
+	if row.RollFrom != "" && t.Rolled(&row) {
+		row.RollFrom, shows = "", true
+	}
 	t.putPool(&row, shows)
 	return placed, nil
 }
 
 // need is what one spare wants. A tenant's pool lives on the hosts that the tenant leases.
 func (p *Pool) need() Need {
-	return Need{Tenant: p.Tenant, Leased: p.Tenant != "", GuestOS: p.GuestOS, VCPUs: p.VCPUs, MemoryMiB: p.MemoryMiB}
+	return Need{Tenant: p.Tenant, Leased: p.Tenant != "", GuestOS: p.GuestOS, VCPUs: p.VCPUs, MemoryMiB: p.MemoryMiB, Claim: p.RotateIdentity}
 }
 
 // QuotaRoom is how many more spares of the pool, up to want, the quota of its tenant has room for.
@@ -350,6 +385,10 @@ func (t *tx) wait(p *Pool, w *Wait) (shows bool) {
 		return shows
 	}
 	p.LastError = w.Error
+	if p.BackoffUntil != 0 && t.now-p.BackoffUntil > streakEndsMS {
+		p.Failures, p.Crashing = 0, false
+	}
+	p.WaitsForRoom = w.Reasons != nil
 	if t.now < p.BackoffUntil { // the same wave of boots; one wait is enough
 		return shows
 	}
@@ -377,7 +416,11 @@ func (t *tx) spareReady(pool string) {
 		return
 	}
 	row := *p
-	row.tryAgain()
+	if row.Crashing { // they did boot before, too; what was handed over was good
+		row.WaitReason, row.Reasons = "", nil
+	} else {
+		row.tryAgain()
+	}
 	t.putPool(&row, true)
 }
 

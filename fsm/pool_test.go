@@ -185,8 +185,8 @@ func TestReadySpareEndsTheBackoffAndAFailedOneBeginsIt(t *testing.T) {
 		t.Errorf("got %+v, want the failures forgotten: the pool can boot", p)
 	}
 	f.report("c", api.StateFailed) // it had been ready
-	if p := f.view().Pool("p"); p.Failures != 0 {
-		t.Errorf("got %+v, want no failed boot for a spare that was ready", p)
+	if p := f.view().Pool("p"); p.Failures != 1 || !p.Crashing {
+		t.Errorf("got %+v, want a streak begun by the crash", p)
 	}
 }
 

@@ -107,9 +107,16 @@ type Pool struct {
 
 	MaxUnavailable int    `json:"max_unavailable"` // of the roll in progress
 	StaleUse       string `json:"stale_use,omitempty"`
+	RollFrom       string `json:"roll_from,omitempty"` // the image it rolls away from; empty while it does not roll
+
+	KeepFailed     int64 `json:"keep_failed,omitempty"` // seconds that the last failed spare is kept
+	MaxAge         int64 `json:"max_age,omitempty"`     // seconds after which a ready spare is replaced; 0: never
+	RotateIdentity bool  `json:"rotate_identity,omitempty"`
 
 	Failures     int            `json:"failures"` // boots that failed in a row
 	BackoffUntil api.Time       `json:"backoff_until"`
+	Crashing     bool           `json:"crashing,omitempty"`       // among the failures are ready spares that died
+	WaitsForRoom bool           `json:"waits_for_room,omitempty"` // the last failed because no host was free; room ends the wait
 	LastError    string         `json:"last_error,omitempty"`
 	WaitReason   string         `json:"wait_reason,omitempty"`
 	Reasons      map[string]int `json:"reasons,omitempty"`
@@ -135,6 +142,7 @@ type ClaimStat struct {
 	Claims int64  `json:"claims"`
 	Timed  int64  `json:"timed"` // of them, confirmed by the node
 	SumMS  int64  `json:"sum_ms"`
+	Cold   int64  `json:"cold,omitempty"` // launches that matched and booted normally
 }
 
 // VM is a virtual machine, from its placement until its node confirmed that it is gone.
@@ -175,6 +183,7 @@ type VM struct {
 	Tried    []string `json:"tried,omitempty"`     // nodes that refused it
 	TriedFor []string `json:"tried_for,omitempty"` // the reason each of them stands for, as reasons count them
 	Down     bool     `json:"down,omitempty"`      // it was down already when its end was asked for
+	FailedAt api.Time `json:"failed_at,omitempty"` // when it failed, as a spare of a pool that keeps failed ones
 	CanClaim bool     `json:"can_claim,omitempty"` // its guest agent takes claims
 	Claim    *Claim   `json:"claim,omitempty"`     // what its guest is still to be given
 	Launch   *Launch  `json:"launch,omitempty"`    // what was asked, until a node has it: it may have to boot elsewhere
@@ -225,6 +234,8 @@ func (v *VM) WarmState() string {
 	switch {
 	case !v.Warm || v.State == api.StateDeleting:
 		return ""
+	case v.FailedAt != 0:
+		return string(api.StateFailed)
 	case v.SpareSince != 0 && v.State == api.StateRunning:
 		return "ready"
 	case v.isBooting(), v.State == api.StateRunning:

@@ -394,6 +394,18 @@ func (v View) Claims24h(pool string) (claims, timed, sumMS int64) {
 	return claims, timed, sumMS
 }
 
+// Cold24h counts the launches of the last day that matched a pool and booted normally.
+func (v View) Cold24h(pool string) (cold int64) {
+	first := int64(v.Meta().Now)/60_000 - 24*60 + 1
+	for s := range from[ClaimStat](v, tableClaims, "id", number(text(pool), uint64(max(first, 0)))) {
+		if s.Pool != pool {
+			break
+		}
+		cold += s.Cold
+	}
+	return cold
+}
+
 // Watch gives a channel that is closed when any row of the table that shows changes. kind is an event kind.
 func (v View) Watch(kind string) <-chan struct{} {
 	it, err := v.txn.Get(tableOf(kind), "id")

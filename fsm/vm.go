@@ -33,7 +33,7 @@ func (t *tx) putVM(old, row *VM) {
 // shows says whether a reader can see the difference.
 func shows(a, b *VM) bool {
 	return a.Name != b.Name || a.Tenant != b.Tenant || a.Node != b.Node || a.Backend != b.Backend || a.State != b.State || a.Reason != b.Reason ||
-		a.ReadyAt != b.ReadyAt || a.ExpiresAt != b.ExpiresAt || a.IP != b.IP || a.Warm != b.Warm || a.SpareSince != b.SpareSince ||
+		a.ReadyAt != b.ReadyAt || a.ExpiresAt != b.ExpiresAt || a.IP != b.IP || a.Warm != b.Warm || a.SpareSince != b.SpareSince || a.FailedAt != b.FailedAt ||
 		a.ClaimedFrom != b.ClaimedFrom || a.ColdReason != b.ColdReason || (a.Claim == nil) != (b.Claim == nil) || !maps.Equal(a.Labels, b.Labels)
 }
 
@@ -237,6 +237,9 @@ func (t *tx) observe(row *VM, r *VMReport) {
 	default:
 		return
 	}
+	if p := t.Pool(row.Pool); row.Warm && r.State == api.StateFailed && row.FailedAt == 0 && p != nil && p.KeepFailed > 0 {
+		row.FailedAt = t.now
+	}
 	if r.State == api.StateRunning {
 		if row.RunningAt == 0 {
 			row.RunningAt = t.now
@@ -249,7 +252,7 @@ func (t *tx) observe(row *VM, r *VMReport) {
 		}
 		row.CanClaim = row.CanClaim || r.Agent && r.CanClaim
 	}
-	if !row.Warm || row.SpareSince != 0 {
+	if !row.Warm || row.SpareSince != 0 || row.FailedAt != 0 {
 		return
 	}
 	if p := t.Pool(row.Pool); p != nil && row.State == api.StateRunning && (row.ReadyAt != 0 || p.Readiness == api.ReadinessRunning) {
@@ -257,13 +260,16 @@ func (t *tx) observe(row *VM, r *VMReport) {
 	}
 }
 
-// spareNews tells the pool of a spare that became ready or failed to.
+// spareNews tells the pool of a spare that became ready or failed.
 func (t *tx) spareNews(old, row *VM) {
 	switch {
 	case !row.Warm:
 	case old.SpareSince == 0 && row.SpareSince != 0:
 		t.spareReady(row.Pool)
-	case row.State == api.StateFailed && old.State != api.StateFailed && row.SpareSince == 0:
+	case row.State != api.StateFailed || old.State == api.StateFailed:
+	case row.SpareSince != 0:
+		t.spareCrashed(row, or(row.Reason, "nothing more is known"))
+	default:
 		t.spareFailed(row.Pool, api.WaitBootFailed, or(row.Reason, "the VM failed to boot"))
 	}
 }
@@ -277,7 +283,12 @@ func or(text, otherwise string) string {
 
 // handedOver adds a confirmed hand-over to the pool's statistics and the operation's answer.
 func (t *tx) handedOver(v *VM, ms int64) {
-	if t.claimedFrom(v) != nil {
+	if p := t.claimedFrom(v); p != nil {
+		if p.Crashing { // a spare that lived to be used
+			row := *p
+			row.tryAgain()
+			t.putPool(&row, true)
+		}
 		t.amend(v.ClaimedFrom, v.ClaimedAt, func(s *ClaimStat) { s.Timed++; s.SumMS += ms })
 	}
 	if op := t.operationOf(v); op != nil {

@@ -530,8 +530,16 @@ func (d *Daemon) readConsole(c *call) (answer, error) {
 		return answer{}, err
 	}
 	m := v.machineNow()
-	if m == nil {
+	last, has := v.driver.(machine.LastWords)
+	if m == nil && !has {
 		return answer{}, api.Errorf(api.CodeConflict, "VM %s does not run, so it has no console; start it", v.id)
+	}
+	if m == nil {
+		text, err := last.LastConsole(v.spec(), v.dir, consoleBytes)
+		if err != nil {
+			return answer{}, err
+		}
+		return ok(text)
 	}
 	text, err := m.Console(consoleBytes)
 	if err != nil {

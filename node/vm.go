@@ -690,6 +690,13 @@ func (v *vm) machineNow() machine.Machine {
 	return v.run.Machine
 }
 
+// spec is what the machine is made of.
+func (v *vm) spec() machine.Spec {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return machine.Spec{MachineRequest: v.rec.Spec}
+}
+
 // message is an error's text for people: an api.Error without its code.
 func message(err error) string {
 	var e *api.Error

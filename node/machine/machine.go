@@ -54,6 +54,12 @@ type Driver interface {
 	Remove(spec Spec, dir string) error
 }
 
+// LastWords is what a Driver may have: the console of a machine that has ended.
+type LastWords interface {
+	// LastConsole is the end of what the machine of dir wrote to its console before it ended, at most limit bytes.
+	LastConsole(spec Spec, dir string, limit int) ([]byte, error)
+}
+
 // Claimer is a Machine whose guest agent may be able to take a claim.
 type Claimer interface {
 	// CanClaim says whether the agent, which has answered a Ping, can take one.

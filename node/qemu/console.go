@@ -7,7 +7,10 @@ import (
 	"encoding/base64"
 	"fmt"
 	"os"
+	"path/filepath"
 	"sync"
+
+	"github.com/fluxvm/fluxvm/node/machine"
 )
 
 const (
@@ -68,6 +71,15 @@ func (c *console) append(raw []byte) error {
 		return err
 	}
 	return os.Rename(c.path+".new", c.path)
+}
+
+// LastConsole is what the guest of a machine that has ended wrote last, and what QEMU said where that is all there is.
+func (d *Driver) LastConsole(_ machine.Spec, dir string, limit int) ([]byte, error) {
+	text := tail(filepath.Join(dir, consoleFile), int64(limit))
+	if said := tail(filepath.Join(dir, logFile), logTail); text == "" && said != "" {
+		text = "QEMU: " + said
+	}
+	return []byte(text), nil
 }
 
 func firstOf(errs ...error) error {

@@ -19,7 +19,7 @@ func described() map[string]reflect.Type {
 		NodeDrain{}, DrainBlocker{}, DrainRequest{},
 		JoinToken{}, Error{}, Quota{}, Holding{}, Tenant{}, TenantRequest{}, TenantPatch{}, QuotaPatch{}, TenantPolicy{}, TenantPolicyPatch{}, KeyRequest{}, Key{}, TenantUsage{},
 		Policy{}, PolicyPatch{}, Lease{}, Scrub{}, LeaseRequest{}, LeasePatch{}, Prices{}, VMPrice{}, LeasePrice{}, Rate{}, LedgerRow{},
-		AdjustmentRequest{}, UsageItem{}, Usage{}, Claim{}, ClaimFile{},
+		AdjustmentRequest{}, UsageItem{}, Usage{}, Claim{}, ClaimFile{}, Roll{},
 	}
 	named := map[string]reflect.Type{
 		"VMList": reflect.TypeFor[List[VM]](), "PoolList": reflect.TypeFor[List[Pool]](), "ImageList": reflect.TypeFor[List[Image]](),
@@ -208,7 +208,7 @@ func compareKind(s schema, typ reflect.Type) string {
 		}
 		return compareType(values, typ.Elem(), false, false)
 	}
-	want := map[reflect.Kind]string{reflect.String: "string", reflect.Bool: "boolean", reflect.Int: "integer", reflect.Int64: "integer", reflect.Uint64: "integer"}[typ.Kind()]
+	want := map[reflect.Kind]string{reflect.String: "string", reflect.Bool: "boolean", reflect.Int: "integer", reflect.Int64: "integer", reflect.Uint64: "integer", reflect.Float64: "number"}[typ.Kind()]
 	if s.Type != want {
 		return "type must be " + want + ", it is " + s.Type
 	}

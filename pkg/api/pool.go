@@ -56,6 +56,10 @@ type PoolRequest struct {
 	NodeSelector map[string]string `json:"node_selector,omitempty"`
 	Nodes        []string          `json:"nodes,omitempty"`
 	Readiness    string            `json:"readiness,omitempty"`
+
+	KeepFailedSeconds int64 `json:"keep_failed_seconds,omitempty"` // how long the last failed spare is kept for its console
+	MaxAgeSeconds     int64 `json:"max_age_seconds,omitempty"`     // a ready spare older than that is replaced; 0: never
+	RotateIdentity    bool  `json:"rotate_identity,omitempty"`     // a taken VM gets a machine id and SSH host keys of its own
 }
 
 // PoolPatch is the merge patch of PATCH /fleet/pools/{name}. Null puts a field back to its default.
@@ -64,11 +68,15 @@ type PoolPatch struct {
 	MaxTotal     Optional[int]               `json:"max_total,omitzero"`
 	NodeSelector Optional[map[string]string] `json:"node_selector,omitzero"`
 	Nodes        Optional[[]string]          `json:"nodes,omitzero"`
+
+	KeepFailedSeconds Optional[int64] `json:"keep_failed_seconds,omitzero"`
+	MaxAgeSeconds     Optional[int64] `json:"max_age_seconds,omitzero"`
 }
 
 // RollRequest is the body of POST /fleet/pools/{name}/roll.
 type RollRequest struct {
-	Image          string `json:"image"`
+	Image          string `json:"image,omitempty"`           // required unless Abort
+	Abort          bool   `json:"abort,omitempty"`           // go back to the image that the pool rolls away from
 	MaxUnavailable *int   `json:"max_unavailable,omitempty"` // 1
 	StaleUse       string `json:"stale_use,omitempty"`       // allow (default) or never
 }
@@ -87,11 +95,16 @@ type Pool struct {
 	NodeSelector map[string]string `json:"node_selector"`
 	Nodes        []string          `json:"nodes"`
 	Readiness    string            `json:"readiness"`
-	CreatedAt    Time              `json:"created_at"`
-	Version      uint64            `json:"version"`
-	Status       PoolStatus        `json:"status"`
-	Warm         []WarmVM          `json:"warm"`
-	Note         string            `json:"note,omitempty"` // advice, at creation
+
+	KeepFailedSeconds int64 `json:"keep_failed_seconds"`
+	MaxAgeSeconds     int64 `json:"max_age_seconds"`
+	RotateIdentity    bool  `json:"rotate_identity"`
+
+	CreatedAt Time       `json:"created_at"`
+	Version   uint64     `json:"version"`
+	Status    PoolStatus `json:"status"`
+	Warm      []WarmVM   `json:"warm"`
+	Note      string     `json:"note,omitempty"` // advice, at creation
 }
 
 // PoolStatus is what GET /fleet/pools/{name}/status answers.
@@ -103,6 +116,9 @@ type PoolStatus struct {
 	ClaimedRunning int            `json:"claimed_running"`
 	Claimed24h     int64          `json:"claimed_24h"`
 	AvgClaimMS     int64          `json:"avg_claim_ms"`
+	Cold24h        int64          `json:"cold_24h"`      // launches that matched and booted normally
+	WarmHitRate    *float64       `json:"warm_hit_rate"` // of those that matched, from 0 to 1; null without any
+	Roll           *Roll          `json:"roll"`          // null unless it rolls to another image
 	LastClaimAt    Time           `json:"last_claim_at"`
 	LastFillAt     Time           `json:"last_fill_at"`
 	LastError      *string        `json:"last_error"`
@@ -111,7 +127,20 @@ type PoolStatus struct {
 	Reasons        map[string]int `json:"reasons,omitempty"`
 }
 
-// WarmVM is a spare of a pool. State is booting or ready.
+// Roll is a roll under way. State is rolling or paused.
+type Roll struct {
+	Image string `json:"image"`
+	From  string `json:"from"`
+	State string `json:"state"`
+}
+
+// The states of a roll.
+const (
+	RollRolling = "rolling"
+	RollPaused  = "paused" // the new image failed to boot twice in a row; spares of the old one are kept
+)
+
+// WarmVM is a spare of a pool. State is booting or ready, or failed for one that is kept for its console.
 type WarmVM struct {
 	Node  string `json:"node"`
 	ID    string `json:"id"`
@@ -119,4 +148,6 @@ type WarmVM struct {
 	State string `json:"state"`
 	Image string `json:"image"`
 	Since Time   `json:"since"`
+
+	Reason string `json:"reason,omitempty"` // why it failed
 }

@@ -23,6 +23,7 @@ const (
 	maxPath         = 1024
 	maxTitle        = 200
 	maxPoolNodes    = 64
+	maxKeepFailed   = 24 * 3600
 	maxReasonLength = 500
 )
 
@@ -291,7 +292,8 @@ func (r *PoolRequest) Check() error {
 	}
 	return first(checkPoolNumbers(r.MinReady, r.MaxTotal),
 		checkNumbers(numberRule{"vcpus", int64(r.VCPUs), MaxVCPUs}, numberRule{"memory_mib", r.MemoryMiB, MaxMemoryMiB},
-			numberRule{"disk_size_gib", r.DiskSizeGiB, MaxDiskGiB}),
+			numberRule{"disk_size_gib", r.DiskSizeGiB, MaxDiskGiB}, numberRule{"keep_failed_seconds", r.KeepFailedSeconds, maxKeepFailed},
+			numberRule{"max_age_seconds", r.MaxAgeSeconds, MaxTTLSeconds}),
 		CheckSelector("node_selector", r.NodeSelector), checkPoolNodes(r.Nodes), checkReadiness(r.Readiness))
 }
 
@@ -304,7 +306,8 @@ func (p *PoolPatch) Check() error {
 	if p.MaxTotal.Set && !p.MaxTotal.Null {
 		maxTotal = &p.MaxTotal.V
 	}
-	return first(checkPoolNumbers(minReady, maxTotal), CheckSelector("node_selector", p.NodeSelector.V), checkPoolNodes(p.Nodes.V))
+	return first(checkPoolNumbers(minReady, maxTotal), CheckSelector("node_selector", p.NodeSelector.V), checkPoolNodes(p.Nodes.V),
+		checkNumbers(numberRule{"keep_failed_seconds", p.KeepFailedSeconds.V, maxKeepFailed}, numberRule{"max_age_seconds", p.MaxAgeSeconds.V, MaxTTLSeconds}))
 }
 
 // Check refuses values that no roll could have.
@@ -315,7 +318,10 @@ func (r *RollRequest) Check() error {
 	if r.StaleUse != "" && r.StaleUse != "allow" && r.StaleUse != "never" {
 		return Invalid("stale_use", "stale_use must be allow or never")
 	}
-	return checkText("image", r.Image, maxPath, true)
+	if r.Abort && (r.Image != "" || r.StaleUse != "" || r.MaxUnavailable != nil) {
+		return Invalid("abort", "abort goes back to the image before and takes nothing else; leave the rest out")
+	}
+	return checkText("image", r.Image, maxPath, !r.Abort)
 }
 
 func checkPoolNumbers(minReady, maxTotal *int) error {

@@ -24,7 +24,7 @@ func (a *app) fleetCommand() *cobra.Command {
 		title string
 		verbs []*cobra.Command
 	}{
-		{"VMs:", []*cobra.Command{a.launch(), a.vms(), a.vm(), a.removeVMs(), a.execVM()}},
+		{"VMs:", []*cobra.Command{a.launch(), a.vms(), a.vm(), a.removeVMs(), a.execVM(), a.fleetConsole()}},
 		{"Warm pools:", []*cobra.Command{a.pools(), a.pool(), a.createPool(), a.setPool(), a.rollPool(), a.removePool()}},
 		{"Nodes and leases:", []*cobra.Command{a.nodes(), a.node(), a.cordon(), a.uncordon(), a.drain(), a.leases(), a.lease(), a.setLease(), a.endLease(), a.scrub()}},
 		{"Images:", []*cobra.Command{a.images(), a.addImage(), a.removeImage()}},

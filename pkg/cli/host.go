@@ -257,14 +257,37 @@ func (a *app) console() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if ok, err := a.json(map[string]string{"console": string(text)}); ok {
+			return a.showConsole(text)
+		}),
+	}
+}
+
+func (a *app) showConsole(text []byte) error {
+	if ok, err := a.json(map[string]string{"console": string(text)}); ok {
+		return err
+	}
+	if a.outTerminal {
+		text = []byte(printable(string(text)))
+	}
+	_, err := a.env.Out.Write(text)
+	return err
+}
+
+// fleetConsole is console for a VM of the fleet, also for a failed spare that its pool keeps.
+func (a *app) fleetConsole() *cobra.Command {
+	return &cobra.Command{
+		Use: "console NAME", Short: "Print what a VM's guest wrote to its serial console",
+		Long: `Print what a VM's guest wrote to its serial console: also that of a warm VM that failed, as long as its pool keeps it
+(pool-create --keep-failed).`,
+		Example: `  fluxctl fleet console build-42
+  fluxctl fleet console warm-ios-ci-1a2b3c4d`,
+		Args: takes("NAME"), ValidArgsFunction: a.completeArgs(a.vmNames, 1),
+		RunE: a.onFleet(func(ctx context.Context, c *client.Client, args []string) error {
+			text, err := during(ctx, a, "the console of "+args[0], func(ctx context.Context) ([]byte, error) { return c.VMConsole(ctx, args[0]) })
+			if err != nil {
 				return err
 			}
-			if a.outTerminal {
-				text = []byte(printable(string(text)))
-			}
-			_, err = a.env.Out.Write(text)
-			return err
+			return a.showConsole(text)
 		}),
 	}
 }

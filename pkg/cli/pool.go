@@ -6,6 +6,7 @@ import (
 	"iter"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -61,6 +62,9 @@ func averageStart(s api.PoolStatus) string {
 // poolTrouble says why a pool is not full and when it tries again; empty where nothing is wrong.
 func (a *app) poolTrouble(p api.Pool) string {
 	s := p.Status
+	if s.Roll != nil && s.Roll.State == api.RollPaused {
+		return fmt.Sprintf("the roll to %s is paused, for its VMs do not boot (%s); VMs of %s are kept. Go back: fluxctl fleet pool-roll %s --abort", s.Roll.Image, deref(s.LastError), s.Roll.From, p.Name)
+	}
 	if s.WaitReason == nil && s.LastError == nil && s.State != api.PoolBackingOff || s.State == api.PoolReady || s.State == api.PoolPaused {
 		return ""
 	}
@@ -136,9 +140,10 @@ func (a *app) showPool(p api.Pool) {
 		field{"size", sizeWords(p.Size.VCPUs, p.Size.MemoryMiB)}, field{"disk", diskWords(p.Size.DiskSizeGiB)},
 		field{"keeps", fmt.Sprintf("%d ready, %d at most with those taken", p.MinReady, p.MaxTotal)},
 		field{"now", fmt.Sprintf("%d ready, %d booting, %d taken and running", s.Ready, s.Booting, s.ClaimedRunning)},
-		field{"stale", stale}, field{"claims", fmt.Sprintf("%d in 24 h", s.Claimed24h)}, field{"average start", averageStart(s)},
+		field{"roll", rollWords(s.Roll)}, field{"stale", stale}, field{"claims", claimWords(s)}, field{"average start", averageStart(s)},
 		field{"last claim", a.moment(s.LastClaimAt)}, field{"last fill", a.moment(s.LastFillAt)},
 		field{"nodes", strings.Join(p.Nodes, ",")}, field{"node selector", labelWords(p.NodeSelector)}, field{"readiness", p.Readiness},
+		field{"keeps failed", keptWords(p.KeepFailedSeconds, "its last failed VM for ")}, field{"recycles", keptWords(p.MaxAgeSeconds, "VMs that wait longer than ")}, field{"identity", rotateWords(p.RotateIdentity)},
 		field{"created", a.moment(p.CreatedAt)})
 	if len(p.Warm) == 0 {
 		return
@@ -149,6 +154,40 @@ func (a *app) showPool(p api.Pool) {
 		g.row(w.Name, w.State, w.Node, since(w.Since, a.env.Now()), w.Image, w.ID)
 	}
 	g.print()
+	for _, w := range p.Warm {
+		if w.State == string(api.StateFailed) {
+			a.trouble(w.Name + " failed: " + w.Reason + "; see what it said: fluxctl fleet console " + w.Name)
+		}
+	}
+}
+
+func rollWords(r *api.Roll) string {
+	if r == nil {
+		return ""
+	}
+	return r.State + ", from " + r.From
+}
+
+func claimWords(s api.PoolStatus) string {
+	words := fmt.Sprintf("%d in 24 h", s.Claimed24h)
+	if s.WarmHitRate != nil {
+		words += fmt.Sprintf("; %.0f %% of the launches that matched", *s.WarmHitRate*100)
+	}
+	return words
+}
+
+func keptWords(secs int64, what string) string {
+	if secs == 0 {
+		return ""
+	}
+	return what + (time.Duration(secs) * time.Second).String()
+}
+
+func rotateWords(on bool) string {
+	if !on {
+		return ""
+	}
+	return "made new when a VM is taken"
 }
 
 func (a *app) createPool() *cobra.Command {
@@ -157,6 +196,7 @@ func (a *app) createPool() *cobra.Command {
 	var memory mibValue
 	var disk gibValue
 	var selector []string
+	var keepFailed, maxAge durationValue
 	cmd := &cobra.Command{
 		Use: "pool-create NAME --image IMAGE", Short: "Keep VMs of an image booted and ready to be taken",
 		Example: `  fluxctl fleet pool-create ios-ci --image macos-27-xcode --min-ready 2
@@ -175,6 +215,7 @@ func (a *app) createPool() *cobra.Command {
 			req.MaxTotal = &maxTotal
 		}
 		req.MemoryMiB, req.DiskSizeGiB = int64(memory), int64(disk)
+		req.KeepFailedSeconds, req.MaxAgeSeconds = keepFailed.seconds(), maxAge.seconds()
 		var err error
 		if req.NodeSelector, err = pairs("node-selector", selector); err != nil {
 			return err
@@ -203,6 +244,9 @@ func (a *app) createPool() *cobra.Command {
 	flags.StringArrayVar(&selector, "node-selector", nil, "only on nodes with this label, `KEY=VALUE`; may be repeated")
 	flags.StringArrayVar(&req.Nodes, "node", nil, "only on this `NODE`; may be repeated")
 	flags.StringVar(&req.Readiness, "readiness", "", "count a VM as ready when its `agent` answers, or once it is running")
+	flags.Var(&keepFailed, "keep-failed", "keep the last VM that failed for this time, for its console, such as 1h")
+	flags.Var(&maxAge, "max-age", "replace VMs that have waited longer than this, such as 1d")
+	flags.BoolVar(&req.RotateIdentity, "rotate-identity", false, "give each VM that is taken a machine id and SSH host keys of its own")
 	a.completeFlag(cmd, "image", a.imageNames)
 	a.completeFlag(cmd, "node", a.nodeNames)
 	a.completeFlag(cmd, "tenant", a.tenantNames)
@@ -222,6 +266,7 @@ func (a *app) setPool() *cobra.Command {
 	var minReady, maxTotal int
 	var selector, nodes []string
 	var anyNode bool
+	var keepFailed, maxAge durationValue
 	cmd := &cobra.Command{
 		Use: "pool-set NAME", Short: "Change how many VMs a warm pool keeps, and where",
 		Long: "Change how many VMs a warm pool keeps, and where. A failing pool tries again at once. Image and size never change\nthis way: pool-roll moves a pool to another image.",
@@ -255,8 +300,14 @@ func (a *app) setPool() *cobra.Command {
 		if anyNode {
 			p.NodeSelector, p.Nodes = api.Null[map[string]string](), api.Null[[]string]()
 		}
-		if !p.MinReady.Set && !p.MaxTotal.Set && !p.NodeSelector.Set && !p.Nodes.Set {
-			return usagef("say what to change: --min-ready, --max, --node-selector, --node or --any-node")
+		if flags.Changed("keep-failed") {
+			p.KeepFailedSeconds = api.Some(keepFailed.seconds())
+		}
+		if flags.Changed("max-age") {
+			p.MaxAgeSeconds = api.Some(maxAge.seconds())
+		}
+		if !p.MinReady.Set && !p.MaxTotal.Set && !p.NodeSelector.Set && !p.Nodes.Set && !p.KeepFailedSeconds.Set && !p.MaxAgeSeconds.Set {
+			return usagef("say what to change: --min-ready, --max, --node-selector, --node, --any-node, --keep-failed or --max-age")
 		}
 		if err := p.Check(); err != nil {
 			return err
@@ -276,6 +327,8 @@ func (a *app) setPool() *cobra.Command {
 	flags.IntVar(&maxTotal, "max", 0, "most `VMs`, counting those taken and still running")
 	flags.StringArrayVar(&selector, "node-selector", nil, "only on nodes with this label, `KEY=VALUE`; may be repeated; replaces the selector")
 	flags.StringArrayVar(&nodes, "node", nil, "only on this `NODE`; may be repeated; replaces the list")
+	flags.Var(&keepFailed, "keep-failed", "keep the last VM that failed for this time, for its console; 0s keeps none")
+	flags.Var(&maxAge, "max-age", "replace VMs that have waited longer than this; 0s never does")
 	flags.BoolVar(&anyNode, "any-node", false, "on any node again: drops the selector and the list")
 	a.completeFlag(cmd, "node", a.nodeNames)
 	return cmd
@@ -296,15 +349,16 @@ func (a *app) rollPool() *cobra.Command {
 	var req api.RollRequest
 	var unavailable int
 	cmd := &cobra.Command{
-		Use: "pool-roll NAME --image IMAGE", Short: "Move a warm pool to another image, a few VMs at a time",
+		Use: "pool-roll NAME --image IMAGE | --abort", Short: "Move a warm pool to another image, a few VMs at a time",
 		Example: `  fluxctl fleet pool-roll ios-ci --image macos-27-xcode-2
-  fluxctl fleet pool-roll ios-ci --image macos-27-xcode-2 --max-unavailable 2 --stale-use never`,
+  fluxctl fleet pool-roll ios-ci --image macos-27-xcode-2 --max-unavailable 2 --stale-use never
+  fluxctl fleet pool-roll ios-ci --abort                    # back to the image before`,
 		Args: takes("NAME"), ValidArgsFunction: a.completeArgs(a.poolNames, 1),
 	}
 	flags := cmd.Flags()
 	cmd.RunE = a.onFleet(func(ctx context.Context, c *client.Client, args []string) error {
-		if req.Image == "" {
-			return usagef("say which image to move to: --image IMAGE")
+		if req.Image == "" && !req.Abort {
+			return usagef("say which image to move to: --image IMAGE, or --abort to go back")
 		}
 		if flags.Changed("max-unavailable") {
 			req.MaxUnavailable = &unavailable
@@ -319,11 +373,16 @@ func (a *app) rollPool() *cobra.Command {
 		if ok, err := a.json(p); ok {
 			return err
 		}
-		a.done(fmt.Sprintf("Rolling warm pool %s to %s: %s to replace.", p.Name, req.Image, count(p.Status.Stale, "VM")), "Watch it: fluxctl fleet pool "+p.Name)
+		verb := "Rolling"
+		if req.Abort {
+			verb = "Rolling back"
+		}
+		a.done(fmt.Sprintf(verb+" warm pool %s to %s: %s to replace.", p.Name, p.Image, count(p.Status.Stale, "VM")), "Watch it: fluxctl fleet pool "+p.Name)
 		return nil
 	})
 	flags.SortFlags = false
 	flags.StringVar(&req.Image, "image", "", "catalog name of the `IMAGE` to move to")
+	flags.BoolVar(&req.Abort, "abort", false, "go back to the image that the pool is rolling away from")
 	flags.IntVar(&unavailable, "max-unavailable", 1, "`NUMBER` of VMs replaced at a time")
 	flags.StringVar(&req.StaleUse, "stale-use", "", "whether launches may still take VMs of the old image: `allow` or never (default allow)")
 	a.completeFlag(cmd, "image", a.imageNames)
