@@ -54,13 +54,43 @@ func TestPoolsAreKeptFull(t *testing.T) {
 			w.report("b", api.StateFailed)
 		},
 			drops: []string{"b: it failed: why"}, fill: 0}, // the pool waits after a failed boot
-		"a ready spare that fails is replaced at once": {set: func(w *world) {
+		"a ready spare that fails is replaced after a wait": {set: func(w *world) {
 			two(w)
 			w.spare("p", "a", "n1", running)
 			w.spare("p", "b", "n1", running)
 			w.report("b", api.StateFailed)
 		},
-			drops: []string{"b: it failed: why"}, fill: 1},
+			drops: []string{"b: it failed: why"}, fill: 0},
+		"the last that failed is kept as long as the pool says": {set: func(w *world) {
+			w.pool("p", "linux", 2, func(r *api.PoolRequest) { r.KeepFailedSeconds = 600 })
+			w.spare("p", "a", "n1", booting)
+			w.spare("p", "b", "n1", booting)
+			w.report("a", api.StateFailed)
+			w.now += 1_000
+			w.report("b", api.StateFailed)
+			w.now += 300_000
+		},
+			drops: []string{"a: it failed: why"}, fill: 2},
+		"and then it goes": {set: func(w *world) {
+			w.pool("p", "linux", 1, func(r *api.PoolRequest) { r.KeepFailedSeconds = 600 })
+			w.spare("p", "a", "n1", booting)
+			w.report("a", api.StateFailed)
+			w.now += 600_000
+		},
+			drops: []string{"a: it failed: why"}, fill: 1},
+		"one spare at a time is recycled, the oldest": {set: func(w *world) {
+			w.pool("p", "linux", 2, func(r *api.PoolRequest) { r.MaxAgeSeconds = 60 })
+			w.spare("p", "a", "n1", running)
+			w.spare("p", "b", "n1", running)
+			w.now += 61_000
+		},
+			drops: []string{"a: it is older"}, fill: 1},
+		"none is recycled while another boots": {set: func(w *world) {
+			w.pool("p", "linux", 2, func(r *api.PoolRequest) { r.MaxAgeSeconds = 60 })
+			w.spare("p", "a", "n1", running)
+			w.spare("p", "b", "n1", booting)
+			w.now += 61_000
+		}},
 		"a stopped spare is replaced": {set: func(w *world) {
 			two(w)
 			w.spare("p", "a", "n1", running)

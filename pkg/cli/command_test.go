@@ -65,7 +65,7 @@ func TestWrongUsageSaysWhatToType(t *testing.T) {
 		"fleet exec build-42 --":                       `✗ say what to run after --: fluxctl fleet exec build-42 -- CMD`,
 		"fleet pool-create ios-ci":                     `✗ say what the pool keeps booted: --image IMAGE`,
 		"fleet pool-create x --image y --min-ready 99": `✗ min_ready must be from 0 to 32`,
-		"fleet pool-set ios-ci":                        `✗ say what to change: --min-ready, --max, --node-selector, --node or --any-node`,
+		"fleet pool-set ios-ci":                        `✗ say what to change: --min-ready, --max, --node-selector, --node, --any-node, --keep-failed or --max-age`,
 		"fleet pool-set x --any-node --node y":         `✗ give --any-node, or --node and --node-selector, not both`,
 		"fleet pool-rm ios-ci":                         `✗ Delete warm pool ios-ci and its warm VMs? This asks first, and there is no terminal to ask on; pass --yes to go ahead`,
 		"fleet drain studio-1":                         `✗ Drain studio-1 and delete its ephemeral VMs? This asks first, and there is no terminal to ask on; pass --yes to go ahead`,

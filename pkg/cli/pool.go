@@ -373,11 +373,11 @@ func (a *app) rollPool() *cobra.Command {
 		if ok, err := a.json(p); ok {
 			return err
 		}
-		verb := "Rolling"
+		verb, to := "Rolling", req.Image
 		if req.Abort {
-			verb = "Rolling back"
+			verb, to = "Rolling back", p.Image
 		}
-		a.done(fmt.Sprintf(verb+" warm pool %s to %s: %s to replace.", p.Name, p.Image, count(p.Status.Stale, "VM")), "Watch it: fluxctl fleet pool "+p.Name)
+		a.done(fmt.Sprintf("%s warm pool %s to %s: %s to replace.", verb, p.Name, to, count(p.Status.Stale, "VM")), "Watch it: fluxctl fleet pool "+p.Name)
 		return nil
 	})
 	flags.SortFlags = false
