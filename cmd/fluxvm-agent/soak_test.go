@@ -42,7 +42,7 @@ func TestSoak(t *testing.T) {
 	if _, err := os.Stat("/proc/self/cmdline"); err != nil {
 		t.Skip("whose process a number is can be told by /proc alone")
 	}
-	claims, seed := int64(300), uint64(time.Now().UnixNano())
+	claims, seed := int64(150), uint64(time.Now().UnixNano())
 	if n, err := strconv.ParseInt(os.Getenv("SOAK_CLAIMS"), 10, 64); err == nil {
 		claims = n
 	}
