@@ -284,7 +284,7 @@ func TestDriftOfEveryAttributeShows(t *testing.T) {
 		},
 	}
 	// What only Terraform knows, or what an object keeps for life.
-	settled := []string{"timeouts", "wait_ready", "name_prefix", "store_secret", "cloud_init", "cloud_init_version", "drain", "node_selector of a lease"}
+	settled := []string{"timeouts", "wait_ready", "name_prefix", "store_secret", "cloud_init", "claim", "drain", "node_selector of a lease"}
 	for name, change := range drifts {
 		was, is := change()
 		_, attribute, _ := strings.Cut(name, ".")

@@ -228,6 +228,13 @@ func TestAccCloudInitIsInNoState(t *testing.T) {
 	f.run(t,
 		resource.TestStep{Config: vm(1), Check: sent, ConfigStateChecks: []statecheck.StateCheck{is(theVM, "cloud_init", none()), is(theVM, "cold_reason", text("cloud_init"))}},
 		resource.TestStep{Config: vm(2), Check: sent, ConfigPlanChecks: plans(theVM, plancheck.ResourceActionReplace)},
+		resource.TestStep{Config: f.config(imageBlock(f.image), "resource \"fluxvm_vm\" \"one\" {\n  name = \"NAME(two)\"\n  image = fluxvm_image.tiny.name\n  claim = {\n    env = { STAGE = \"test\" }\n    secrets = { token = \""+secret+"\" }\n  }\n}"),
+			ConfigStateChecks: []statecheck.StateCheck{is(theVM, "claim", none())}, ConfigPlanChecks: plans(theVM, plancheck.ResourceActionReplace), Check: func(*terraform.State) error {
+				if posts := f.recorder.sent("POST /fleet/vms"); !strings.Contains(posts[len(posts)-1], `"claim":{"env":{"STAGE":"test"},"secrets":{"token":"`+secret+`"}}`) {
+					return fmt.Errorf("sent %q", posts)
+				}
+				return nil
+			}},
 	)
 }
 

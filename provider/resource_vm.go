@@ -41,6 +41,8 @@ type vmModel struct {
 	Labels       types.Map      `tfsdk:"labels"`
 	CloudInit    *cloudInit     `tfsdk:"cloud_init"`
 	CloudInitNo  types.Int64    `tfsdk:"cloud_init_version"`
+	Claim        *guestClaim    `tfsdk:"claim"`
+	ClaimNo      types.Int64    `tfsdk:"claim_version"`
 	TTLSeconds   types.Int64    `tfsdk:"ttl_seconds"`
 	WaitReady    types.Bool     `tfsdk:"wait_ready"`
 	Warm         types.Bool     `tfsdk:"warm"`
@@ -62,7 +64,7 @@ func newVMResource() resource.Resource {
 			answer, _, err := o.Launch(ctx, api.LaunchRequest{
 				Name: m.Name.ValueString(), Tenant: m.Tenant.ValueString(), Pool: m.Pool.ValueString(), Image: m.Image.ValueString(),
 				VCPUs: int(m.VCPUs.ValueInt64()), MemoryMiB: m.MemoryMiB.ValueInt64(), DiskSizeGiB: m.DiskSizeGiB.ValueInt64(),
-				TTLSeconds: m.TTLSeconds.ValueInt64(), Node: m.Node.ValueString(), CloudInit: config.CloudInit.wire(),
+				TTLSeconds: m.TTLSeconds.ValueInt64(), Node: m.Node.ValueString(), CloudInit: config.CloudInit.wire(), Claim: config.Claim.wire(),
 				NodeSelector: stringMap(ctx, m.NodeSelector, o.diags), Labels: stringMap(ctx, m.Labels, o.diags),
 			}, client.LaunchOptions{Key: uuid.NewString()})
 			m.ClaimMS = types.Int64PointerValue(answer.ClaimMS)
@@ -129,15 +131,10 @@ func vmSchema(ctx context.Context) schema.Schema {
 				MarkdownDescription: "Your own labels.",
 				Validators:          []validator.Map{labelsRule()},
 			},
-			"cloud_init": cloudInitAttribute(),
-			"cloud_init_version": schema.Int64Attribute{
-				Optional:            true,
-				MarkdownDescription: "Any number; another one makes a new VM. Terraform keeps no `cloud_init` and so sees no change of it.",
-				Validators:          []validator.Int64{int64validator.AlsoRequires(path.MatchRoot("cloud_init"))},
-				PlanModifiers: []planmodifier.Int64{int64planmodifier.RequiresReplaceIf(func(_ context.Context, req planmodifier.Int64Request, resp *int64planmodifier.RequiresReplaceIfFuncResponse) {
-					resp.RequiresReplace = !req.StateValue.IsNull() // an import knows none
-				}, "another number makes a new VM", "another number makes a new VM")},
-			},
+			"cloud_init":         cloudInitAttribute(),
+			"cloud_init_version": versionOf("cloud_init"),
+			"claim":              claimAttribute(),
+			"claim_version":      versionOf("claim"),
 			"ttl_seconds": bounded("The fleet deletes the VM after so many seconds. A change counts from the moment of the change; left out, there is no limit.",
 				int64validator.Between(1, api.MaxTTLSeconds)),
 			"wait_ready": boolean("Whether an apply waits until the guest agent answers, or for images without one until the VM runs (true). "+
@@ -199,7 +196,7 @@ func findVM(ctx context.Context, o op, given string) (string, error) {
 	return "", api.Errorf(api.CodeConflict, "%d tenants have a VM of that name; import TENANT/%s, or the VM's id", len(found), name)
 }
 
-// planVM says that a new time to live moves the deadline, and that a VM which has booted is past its cloud-init.
+// planVM says that a new time to live moves the deadline, and that a VM which is there is past what it is made with.
 func planVM(ctx context.Context, o op, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
 	if req.Plan.Raw.IsNull() || req.State.Raw.IsNull() {
 		return
@@ -213,9 +210,11 @@ func planVM(ctx context.Context, o op, req resource.ModifyPlanRequest, resp *res
 	if moves, _ := changes("ttl_seconds"); moves {
 		o.diags.Append(resp.Plan.SetAttribute(ctx, path.Root("expires_at"), types.StringUnknown())...)
 	}
-	if differs, was := changes("cloud_init_version"); differs && was.IsNull() {
-		o.diags.AddAttributeWarning(path.Root("cloud_init"), "The VM has booted already",
-			"cloud_init is for the first boot, so this VM does not get it. Make another with terraform apply -replace=ADDRESS, if it has to have it.")
+	for _, argument := range []string{"cloud_init", "claim"} {
+		if differs, was := changes(argument + "_version"); differs && was.IsNull() {
+			o.diags.AddAttributeWarning(path.Root(argument), "The VM has booted already",
+				argument+" is for a VM that is being made, so this one does not get it. Make another with terraform apply -replace=ADDRESS, if it has to have it.")
+		}
 	}
 }
 
