@@ -46,6 +46,8 @@ var samples = map[string]sample{
 	"POST /fleet/nodes/{name}/uncordon":      {path: "/fleet/nodes/{node}/uncordon"},
 	"POST /fleet/nodes/{name}/drain":         {path: "/fleet/nodes/{emptynode}/drain"},
 	"POST /fleet/nodes/{name}/scrub":         {path: "/fleet/nodes/{node}/scrub", want: 409}, // there is none to repeat
+	"POST /fleet/nodes/{name}/lost":          {path: "/fleet/nodes/{node}/lost", want: 409},  // it is healthy
+	"POST /fleet/nodes/{name}/replace":       {path: "/fleet/nodes/{node}/replace", body: body{"reason": "a new disk"}, want: 409},
 	"GET /fleet/nodes/{name}/vms":            {path: "/fleet/nodes/{node}/vms"},
 	"GET /fleet/images":                      {path: "/fleet/images"},
 	"POST /fleet/images":                     {path: "/fleet/images", body: body{"name": "made", "path": "sim:?made"}, want: 201},

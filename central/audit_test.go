@@ -112,7 +112,7 @@ func (r *rig) ordersMakeSense() {
 			epoch, term = o.epoch, o.term
 			switch {
 			case o.op == "POST" && o.outcome == "done":
-				if other, twice := madeOn[o.id]; twice {
+				if other, twice := madeOn[o.id]; twice && !r.moved[o.id] {
 					r.t.Errorf("VM %s was made on %s and on %s", o.id, other, name)
 				}
 				madeOn[o.id] = name

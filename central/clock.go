@@ -14,6 +14,7 @@ type leaderClock struct {
 
 	mu   sync.Mutex
 	base api.Time  // the newest committed time
+	was  api.Time  // the newest committed time before this process took part
 	seen time.Time // when this process saw it committed, with the monotonic clock; zero while it only replayed
 }
 
@@ -23,6 +24,9 @@ func (c *leaderClock) committed(at api.Time, replayed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	wall := c.wall()
+	if c.seen.IsZero() && !replayed {
+		c.was = c.base
+	}
 	switch anchored := !c.seen.IsZero(); {
 	case anchored && at <= c.base.Add(wall.Sub(c.seen)):
 		// A command carries the time at which it was proposed. Going back to that would lose, at every commit, what
@@ -32,6 +36,13 @@ func (c *leaderClock) committed(at api.Time, replayed bool) {
 	default:
 		c.base = max(c.base, at)
 	}
+}
+
+// before is the newest time committed before this process took part: what it was told of then was true then.
+func (c *leaderClock) before() api.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.was
 }
 
 // now is the leader's time. Without a commit seen live the wall clock is all there is.

@@ -1,6 +1,7 @@
 package central
 
 import (
+	"cmp"
 	"strconv"
 
 	"github.com/fluxvm/fluxvm/fsm"
@@ -129,7 +130,7 @@ func wireNode(view fsm.View, n *fsm.Node, b *beat, seen api.Time) api.Node {
 	use, w := view.Use(n.Name), b.weather()
 	overcommit := max(n.CPUOvercommit, 1)
 	out := api.Node{
-		Name: n.Name, UUID: n.UUID, URL: n.URL, State: n.State, Reason: n.Reason, Cordoned: n.Cordoned, CordonedBy: n.CordonedBy, Draining: n.Draining, Lease: orNull(n.Lease),
+		Name: n.Name, UUID: n.UUID, URL: n.URL, State: n.State, Reason: cmp.Or(n.Fault, n.Reason), Cordoned: n.Cordoned, CordonedBy: n.CordonedBy, Draining: n.Draining, Lease: orNull(n.Lease),
 		Backends: n.Backends, Capabilities: api.Capabilities{Rename: n.Rename, Claim: n.Claim}, VCPUsTotal: n.VCPUsTotal, MemoryMiBTotal: n.MemoryMiBTotal, CPUOvercommit: overcommit,
 		VMCount: use.VMs, FreeVCPUs: max(0, n.VCPUsTotal*overcommit-max(use.VCPUs, w.vcpus)), FreeMemoryMiB: max(0, n.MemoryMiBTotal-max(use.MemoryMiB, w.memoryMiB)),
 		Labels: notNil(n.Labels), Density: w.density, LastSeenAt: seen, Version: n.Version,

@@ -1,6 +1,7 @@
 package central
 
 import (
+	"context"
 	"strings"
 	"sync"
 	"time"
@@ -12,7 +13,8 @@ import (
 type fleet struct {
 	mu      sync.Mutex
 	beats   map[string]*beat
-	started time.Time
+	started time.Time     // no silence is longer than from here
+	ticked  time.Time     // when this process last showed that it runs
 	moved   chan struct{} // poked, never blocking, when a beat brought news
 }
 
@@ -26,10 +28,12 @@ type beat struct {
 	listed     time.Time            // when that list was heard: how long ago a VM ended counts from then
 	missing    map[string]time.Time // rows that were first missed in the list at that time
 	strangers  map[string]time.Time // VMs of this cluster that no row knows, since when
+	twins      twins
+	fault      string // what an operator has to mend before the node is believed
 }
 
 func newFleet(now time.Time) *fleet {
-	return &fleet{beats: map[string]*beat{}, started: now, moved: make(chan struct{}, 1)}
+	return &fleet{beats: map[string]*beat{}, started: now, ticked: now, moved: make(chan struct{}, 1)}
 }
 
 // weather is what placement looks at. It works on nil: a node that was not heard yet.
@@ -85,7 +89,10 @@ func (f *fleet) hear(report api.Register, credential string, now time.Time) (wan
 	old := f.beats[report.Name]
 	b := &beat{report: report, credential: credential, at: now, missing: map[string]time.Time{}, strangers: map[string]time.Time{}}
 	if old != nil {
-		b.missing, b.strangers = old.missing, old.strangers
+		if old.report.Instance == report.Instance && report.Seq < old.report.Seq {
+			return false // it was under way for long; the node has said more since
+		}
+		b.missing, b.strangers, b.twins = old.missing, old.strangers, old.twins
 		if credential == "" {
 			b.credential = old.credential
 		}
@@ -137,8 +144,109 @@ func (f *fleet) forget(node string) {
 func (f *fleet) silence(node string, now time.Time) time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if b := f.beats[node]; b != nil {
-		return now.Sub(b.at)
+	since := f.started
+	if b := f.beats[node]; b != nil && b.at.After(since) {
+		since = b.at
 	}
-	return now.Sub(f.started)
+	return now.Sub(since)
+}
+
+// longestPause is how long this process may show no sign of life before it stops trusting its own ears.
+const longestPause = 5 * time.Second
+
+// awake notes that this process runs. After a pause of the whole process (a stopped machine, a debugger) no node is
+// silent for longer than since now: it was this one that did not listen.
+func (f *fleet) awake(now time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if now.Sub(f.ticked) > longestPause {
+		f.started = now
+	}
+	f.ticked = now
+}
+
+// listen notes every second that the process runs, until ctx ends.
+func (f *fleet) listen(ctx context.Context, wall func() time.Time) {
+	for ctx.Err() == nil {
+		f.awake(wall())
+		pause(ctx, time.Second)
+	}
+}
+
+// lists says whether a node's last list has the VM.
+func (f *fleet) lists(node, id string) bool {
+	b := f.get(node)
+	return b != nil && b.vms[id] != nil && b.vms[id].State != api.StateGone
+}
+
+// twins is what was noticed of two daemons that report as one node.
+type twins struct {
+	before  string    // the instance that reported before the present one
+	rival   string    // one that reported while the present one may still live
+	returns int       // how often the one before came back
+	last    string    // while there is a fault: the instance that reported last
+	proof   time.Time // when both were last seen to report
+}
+
+// twinning is what a report says of a node's identity.
+type twinning int
+
+const (
+	twinNone     twinning = iota
+	twinPossible          // it may be a copy, or the host has booted; it is not believed yet
+	twinFound
+)
+
+const (
+	twinPatience = beatInterval + beatInterval/5 // the present instance reports within it, if it lives
+	twinPeace    = time.Minute                   // that only one reports for so long ends a fault
+)
+
+// twin looks at the instance that reports. A daemon that restarts has a new one and never an old one again, so one that
+// comes back shows that two report in turn. That the host has booted is believed when the instance of the boot before
+// has not reported for longer than it waits between reports: all that ran there is over then.
+func (f *fleet) twin(report *api.Register, now time.Time) twinning {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	old := f.beats[report.Name]
+	if old == nil {
+		return twinNone
+	}
+	b := *old
+	w := &b.twins
+	same := report.Instance == old.report.Instance
+	switch {
+	case old.fault != "":
+		if report.Instance != w.last {
+			w.proof, w.last = now, report.Instance
+		}
+		if now.Sub(w.proof) >= twinPeace {
+			delete(f.beats, report.Name) // it begins anew
+			return twinNone
+		}
+	case same && w.rival != "":
+		w.returns = 2
+	case same:
+		return twinNone
+	case report.Instance == w.before:
+		if now.Sub(w.proof) >= twinPeace {
+			w.returns = 0
+		}
+		w.returns, w.proof, w.before = w.returns+1, now, old.report.Instance
+	case report.BootID != old.report.BootID && now.Sub(old.at) < twinPatience:
+		w.rival = report.Instance
+		f.beats[report.Name] = &b
+		return twinPossible
+	default:
+		w.before, w.rival = old.report.Instance, ""
+	}
+	found := twinNone
+	if old.fault != "" || w.returns > 1 {
+		if b.fault == "" {
+			b.fault, w.proof, w.last = twinFault(report.Name), now, report.Instance
+		}
+		b.at, b.vms, found = now, nil, twinFound
+	}
+	f.beats[report.Name] = &b
+	return found
 }

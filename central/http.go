@@ -52,6 +52,8 @@ func (r *Replica) routes() []route {
 		{"POST", "/fleet/nodes/{name}/cordon", forOperator, false, (*request).cordonNode},
 		{"POST", "/fleet/nodes/{name}/uncordon", forOperator, false, (*request).uncordonNode},
 		{"POST", "/fleet/nodes/{name}/drain", forOperator, false, (*request).drainNode},
+		{"POST", "/fleet/nodes/{name}/lost", forOperator, false, (*request).loseNode},
+		{"POST", "/fleet/nodes/{name}/replace", forOperator, false, (*request).replaceNode},
 		{"GET", "/fleet/nodes/{name}/vms", forTenants, false, (*request).listNodeVMs},
 		{"GET", "/fleet/images", forTenants, false, (*request).listImages},
 		{"POST", "/fleet/images", forOperator, false, (*request).createImage},

@@ -14,6 +14,7 @@ type metrics struct {
 	requests *prometheus.CounterVec
 	launches *prometheus.CounterVec
 	claimMS  prometheus.Histogram
+	commands prometheus.Counter
 }
 
 func newMetrics(r *Replica) *metrics {
@@ -21,13 +22,14 @@ func newMetrics(r *Replica) *metrics {
 		registry: prometheus.NewRegistry(),
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "fluxvm_http_requests_total", Help: "Answers of the fleet API by route and status."}, []string{"route", "method", "status"}),
 		launches: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "fluxvm_launches_total", Help: "Launches by how they started."}, []string{"start"}),
+		commands: prometheus.NewCounter(prometheus.CounterOpts{Name: "fluxvm_commands_applied_total", Help: "Commands of the log that this process carried out."}),
 		claimMS: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "fluxvm_claim_milliseconds", Help: "Time from a claim to its hand-over.",
 			Buckets: []float64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000}}),
 	}
 	gauge := func(name, help string, f func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, f)
 	}
-	m.registry.MustRegister(m.requests, m.launches, m.claimMS,
+	m.registry.MustRegister(m.requests, m.launches, m.claimMS, m.commands,
 		gauge("fluxvm_raft_applied_index", "Index of the newest command applied.", func() float64 { return float64(r.state.View().Index()) }),
 		gauge("fluxvm_raft_leader", "1 while this replica leads.", func() float64 {
 			if r.reign.Load() != nil {

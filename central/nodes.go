@@ -132,22 +132,12 @@ func (q *request) uncordonNode() error {
 
 // steerNode is for the routes whose body may hold a reason and nothing else.
 func (q *request) steerNode(change fsm.PatchNode) error {
-	var body struct {
-		Reason *string `json:"reason,omitempty"`
+	reason, op, err := q.reason()
+	if err != nil {
+		return err
 	}
-	if len(q.body) > 0 {
-		if err := q.decode(&body); err != nil {
-			return err
-		}
-	}
-	if body.Reason != nil {
-		words := api.NodePatch{Reason: api.Some(*body.Reason)}
-		if err := words.Check(); err != nil {
-			return err
-		}
-	}
-	change.Reason = body.Reason
-	return q.changeNode(change, q.op(body))
+	change.Reason = reason
+	return q.changeNode(change, op)
 }
 
 func (q *request) changeNode(change fsm.PatchNode, op *fsm.Op) error {
@@ -218,7 +208,7 @@ const (
 )
 
 // registerNode takes a beat in, on whichever replica it reaches. Only news of facts goes through the log, and only
-// the leader puts it there; the node reports to every replica, so the leader hears the same.
+// the leader puts it there, many at once; the node reports to every replica, so the leader hears the same.
 func (q *request) registerNode() error {
 	var report api.Register
 	if err := q.decode(&report); err != nil {
@@ -235,32 +225,40 @@ func (q *request) registerNode() error {
 	known := q.r.state.View().Node(report.Name)
 	vouched := q.caller.role == roleOperator
 	trusted := known != nil && known.UUID == report.UUID && (vouched || known.CredentialHash == facts.CredentialHash && !joining)
-	if !trusted || !known.SameFacts(&facts) {
-		if err := q.commitFacts(facts, joining, vouched, trusted); err != nil {
+	now := q.r.wall()
+	if trusted {
+		switch q.r.fleet.twin(&report, now) {
+		case twinFound:
+			return api.Errorf(api.CodeConflict, "%s", twinFault(report.Name))
+		case twinPossible:
+			return q.send(http.StatusOK, api.RegisterAnswer{OK: true, NextInMS: twinPatience.Milliseconds() / 4, Replicas: q.r.urls()})
+		}
+	}
+	if !trusted {
+		if err := q.admit(facts, joining, vouched); err != nil {
 			return err
 		}
+	} else if g := q.leading(); g != nil && !known.SameFacts(&facts) {
+		g.facts.add(facts) // the leader hears it, too, wherever else it came in
 	}
 	if vouched || joining {
 		credential = report.Credential
 	}
-	want := q.r.fleet.hear(report, credential, q.r.wall())
+	want := q.r.fleet.hear(report, credential, now)
 	return q.send(http.StatusOK, api.RegisterAnswer{OK: true, NextInMS: q.nextBeat(), WantVMs: want, Replicas: q.r.urls()})
 }
 
-// commitFacts brings a new host, or changed facts of a known one, into the log.
-func (q *request) commitFacts(facts fsm.Node, joining, vouched, trusted bool) error {
+// admit brings a new host into the log, or one that has to prove who it is.
+func (q *request) admit(facts fsm.Node, joining, vouched bool) error {
 	g := q.leading()
 	if g == nil {
-		if trusted {
-			return nil // the leader hears it too
-		}
 		return api.Errorf(api.CodeNotLeader, "only the leader takes new nodes in; it was not this replica")
 	}
 	body := fsm.RegisterNode{Node: facts, Operator: vouched}
 	if joining {
 		body.TokenHash = hashToken(q.caller.secret)
 	}
-	if !trusted && !vouched && q.r.state.View().JoinTokenByHash(body.TokenHash) == nil {
+	if !vouched && q.r.state.View().JoinTokenByHash(body.TokenHash) == nil {
 		return api.Errorf(api.CodeUnauthenticated, "neither a credential of node %s nor a join token that is good; make one with fluxctl cluster join-token", facts.Name)
 	}
 	_, err := g.propose(q.Context(), fsm.KindRegisterNode, "node/"+facts.Name, nil, body)

@@ -20,6 +20,8 @@ func observe(view fsm.View, node string, b *beat, now time.Time) (news []fsm.VMR
 	}
 	if n := view.Node(node); n != nil && (n.State == api.NodeUnreachable || n.State == api.NodeLost) {
 		return nil, nil // what it said before its silence is no news, and once it is back it is healthy first
+	} else if n != nil && n.BootID != b.report.BootID {
+		return nil, nil // that it has booted comes first: it says when what ran there ended
 	}
 	for row := range view.VMsOn(node) {
 		vm := b.vms[row.ID]
@@ -30,7 +32,7 @@ func observe(view fsm.View, node string, b *beat, now time.Time) (news []fsm.VMR
 			continue
 		}
 		delete(b.missing, row.ID)
-		if n, ok := differs(row, vm); ok {
+		if n, ok := differs(row, vm); ok && (row.State != api.StateLost || n.State == api.StateGone || view.MayReturn(row)) {
 			if n.Node = node; n.State == api.StateGone {
 				n.EndedMS = b.sinceEnd(vm, now).Milliseconds()
 			}

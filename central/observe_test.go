@@ -17,7 +17,7 @@ import (
 
 // listing is a beat with the whole list.
 func (f *fleet) listing(node string, at time.Time, digest string, vms ...api.ReportedVM) *beat {
-	f.hear(api.Register{Name: node, Instance: "i", VMsDigest: digest, HasVMs: true, VMs: vms}, "secret", at)
+	f.hear(api.Register{Name: node, Instance: "i", BootID: "1", VMsDigest: digest, HasVMs: true, VMs: vms}, "secret", at)
 	return f.get(node)
 }
 
@@ -188,9 +188,31 @@ func TestHealthOfANode(t *testing.T) {
 		{gone, time.Second, time.Hour, &beat{}, gone},
 		{gone, time.Second, time.Hour, listed, healthy},
 		{lost, time.Second, time.Hour, listed, healthy},
+		{healthy, time.Second, time.Hour, &beat{fault: "twins"}, suspect},
+		{gone, time.Second, time.Hour, &beat{fault: "twins"}, gone},
+		{suspect, time.Second, time.Hour, &beat{vms: listed.vms, report: api.Register{BootID: "another"}}, suspect}, // its boot is not committed
 	} {
-		if got := healthOf(c.was, c.silence, c.reign, c.beat); got != c.want {
+		if got, _ := healthOf(&fsm.Node{State: c.was}, c.silence, c.reign, 0, c.beat); got != c.want {
 			t.Errorf("%s, silent for %s in a reign of %s, listed %t: got %s, want %s", c.was, c.silence, c.reign, c.beat != nil && c.beat.vms != nil, got, c.want)
+		}
+	}
+}
+
+func TestAPolicyCallsAHostLostAfterAWholeWindowUnderOneLeader(t *testing.T) {
+	const after = 10 * time.Minute
+	for _, c := range []struct {
+		was            api.NodeState
+		silence, reign time.Duration
+		want           api.NodeState
+	}{
+		{api.NodeUnreachable, after - 1, time.Hour, api.NodeUnreachable},
+		{api.NodeUnreachable, time.Hour, after - 1, api.NodeUnreachable},
+		{api.NodeUnreachable, after, after, api.NodeLost},
+		{api.NodeSuspect, after, after, api.NodeLost},
+		{api.NodeLost, time.Hour, 0, api.NodeLost},
+	} {
+		if got, _ := healthOf(&fsm.Node{State: c.was}, c.silence, c.reign, after, nil); got != c.want {
+			t.Errorf("%s, silent for %s in a reign of %s: got %s, want %s", c.was, c.silence, c.reign, got, c.want)
 		}
 	}
 }
@@ -267,8 +289,8 @@ func TestSparesOfSilentNodesAreNotHandedOut(t *testing.T) {
 	w := newWorld(t)
 	w.image("linux", api.GuestLinux)
 	now := time.Now()
-	f := newFleet(now)
-	for node, ago := range map[string]time.Duration{"fresh": time.Second, "silent": suspectAfter, "suspect": time.Hour} {
+	f := newFleet(now.Add(-time.Hour))
+	for node, ago := range map[string]time.Duration{"fresh": time.Second, "silent": twoBeats + 1, "nearly": twoBeats, "suspect": time.Hour} {
 		w.node(host(node))
 		f.listing(node, now.Add(-ago), "1")
 	}

@@ -210,12 +210,14 @@ func (o *orders) step(row *fsm.VM) (out settled, again bool) {
 	case node == nil && row.State == api.StateDeleting:
 		o.confirm(row, fsm.VMReport{State: api.StateGone, Reason: "its node was removed"})
 		return out, false
-	case node == nil || b == nil:
+	case node == nil || b == nil && node.State != api.NodeLost:
 		return settled{open: fmt.Errorf("node %s was not heard yet", row.Node)}, true
-	case node.Adopting:
+	case node.Adopting && node.State != api.NodeLost:
 		return settled{open: fmt.Errorf("node %s has not been heard since the restore", row.Node)}, true
 	}
 	switch {
+	case node.State == api.NodeLost:
+		return o.goOn(row)
 	case row.State == api.StateDeleting:
 		return o.remove(row, node, b)
 	case row.State == api.StatePlaced && row.Told == 0:

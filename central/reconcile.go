@@ -16,16 +16,12 @@ import (
 const (
 	vmPeriod      = time.Second
 	nodePeriod    = 2 * time.Second
-	suspectAfter  = 30 * time.Second
-	unreachable   = 5 * time.Minute
 	tickEvery     = 10 * time.Second
 	expirePerPass = 50 // a second, so that a long outage ends things at a bounded rate
 	idsPerCommand = 64
-	// changesPerCommand bounds a command about the health of nodes, for a whole fleet can fall silent at once.
-	changesPerCommand = 128
-	actorPool         = "warm-pool"
-	actorCentral      = "central"
-	reasonExpired     = "its TTL ran out"
+	actorPool     = "warm-pool"
+	actorCentral  = "central"
+	reasonExpired = "its TTL ran out"
 )
 
 // loops are the reconcilers of a reign. Only they act without being asked.
@@ -37,7 +33,7 @@ func (g *reign) loops() []loop {
 		{"pool", g.r.cfg.PoolInterval, g.poolPoke, g.passPools},
 		{"vm", vmPeriod, g.vmPoke, g.passVMs},
 		{"lease", leasePeriod, g.leasePoke, g.passLeases},
-		{"node", nodePeriod, nil, g.passNodes},
+		{"node", nodePeriod, g.nodePoke, g.passNodes},
 		{"probe", probePeriod, nil, g.passProbes},
 		{"key", touchPeriod, nil, g.passKeys},
 	}
@@ -154,48 +150,6 @@ func (g *reign) end(ctx context.Context, view fsm.View, ids []string, action, re
 		ids = ids[n:]
 	}
 	return nil
-}
-
-// passNodes follows the health of hosts. A silence counts in full only once this leader has lasted that long.
-func (g *reign) passNodes(ctx context.Context) error {
-	view, wall := g.view(), g.r.wall()
-	var changes []fsm.NodeChange
-	for node := range view.Nodes("") {
-		if node.Adopting {
-			if err := g.adopt(ctx, view, node); err != nil {
-				return err
-			}
-			continue
-		}
-		silence := g.r.fleet.silence(node.Name, wall)
-		state := healthOf(node.State, silence, wall.Sub(g.since), g.r.fleet.get(node.Name))
-		if state != node.State {
-			heard := g.now().Add(-silence)
-			changes = append(changes, fsm.NodeChange{Name: node.Name, State: state, ConfirmedAt: heard})
-		}
-	}
-	for part := range slices.Chunk(changes, changesPerCommand) {
-		if _, err := g.propose(ctx, fsm.KindNodeHealth, actorCentral, nil, fsm.NodeHealth{Changes: part}); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// healthOf is what a host's silence makes of it. One that is back is healthy only with its whole list.
-func healthOf(was api.NodeState, silence, reign time.Duration, b *beat) api.NodeState {
-	switch {
-	case silence >= unreachable && reign >= unreachable && was != api.NodeLost:
-		return api.NodeUnreachable
-	case silence >= suspectAfter:
-		if was == api.NodeHealthy {
-			return api.NodeSuspect
-		}
-		return was
-	case b != nil && b.vms != nil:
-		return api.NodeHealthy
-	}
-	return was
 }
 
 // passPools brings every pool to what decidePool says.

@@ -27,6 +27,8 @@ type reign struct {
 	ready    chan struct{} // closed when the reign may serve
 	poolPoke chan struct{}
 	vmPoke   chan struct{}
+	nodePoke chan struct{}
+	facts    factQueue
 
 	queue     *queue
 	leasePoke chan struct{}
@@ -168,6 +170,7 @@ func (r *Replica) lead(ctx context.Context) {
 // reignOnce establishes the leadership and works until ctx ends. Not-ready comes first on the way out.
 func (r *Replica) reignOnce(ctx context.Context, term uint64) error {
 	g := &reign{r: r, ctx: ctx, term: term, since: r.wall(), ready: make(chan struct{}), poolPoke: make(chan struct{}, 1), vmPoke: make(chan struct{}, 1),
+		nodePoke: make(chan struct{}, 1), facts: factQueue{poke: make(chan struct{}, 1)},
 		leasePoke: make(chan struct{}, 1)}
 	g.orders, g.queue = newOrders(g), newQueue()
 	g.outcomes = newOutcomes(func(ctx context.Context, body fsm.ReportVMs) error {
@@ -189,6 +192,7 @@ func (r *Replica) reignOnce(ctx context.Context, term uint64) error {
 	work.Go(func() { g.observeAll(ctx) })
 	work.Go(func() { loop{"queue", queuePeriod, g.queue.poke, g.passQueue}.run(ctx, r.logger) })
 	work.Go(func() { loop{"member", memberPeriod, nil, g.passMembers}.run(ctx, r.logger) })
+	work.Go(func() { g.recordFacts(ctx) })
 	for _, l := range g.loops() {
 		work.Go(func() { l.run(ctx, r.logger) })
 	}

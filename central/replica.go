@@ -238,6 +238,7 @@ func (r *Replica) serve(ctx context.Context, port *consensus.Mux, in *inner) err
 	var work sync.WaitGroup
 	work.Go(func() { r.lead(leadCtx) })
 	work.Go(func() { r.followPeers(leadCtx) })
+	work.Go(func() { r.fleet.listen(leadCtx, r.wall) })
 	var public *http.Server
 	failed := make(chan error, 1)
 	if port != nil {
@@ -290,6 +291,7 @@ func (m machine) Apply(index, _ uint64, command []byte) any {
 		m.r.cfg.Exit(ExitUpgrade, err.Error())
 		return err
 	}
+	m.r.metrics.commands.Inc()
 	stored := m.r.stored.Load()
 	m.r.clock.committed(m.r.state.View().Meta().Now, stored < 0 || index <= uint64(stored))
 	return result

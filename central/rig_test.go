@@ -42,6 +42,7 @@ type rig struct {
 	members map[string]*member
 	nodes   map[string]*modelNode
 	cut     map[[2]string]bool // replica and node that do not hear each other
+	moved   map[string]bool    // VMs that may be made on more than one node
 	passed  map[string]int     // requests passed from one replica to another, by the first
 }
 
@@ -59,7 +60,7 @@ func scenario(t *testing.T, seed uint64, f func(t *testing.T, r *rig)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		r := &rig{t: t, network: consensus.NewNetwork(), names: []string{"central-1", "central-2", "central-3"}, began: time.Now(), rng: rand.New(rand.NewPCG(seed, 1)),
-			members: map[string]*member{}, nodes: map[string]*modelNode{}, cut: map[[2]string]bool{}, passed: map[string]int{}}
+			members: map[string]*member{}, nodes: map[string]*modelNode{}, cut: map[[2]string]bool{}, passed: map[string]int{}, moved: map[string]bool{}}
 		t.Cleanup(r.close)
 		for _, name := range r.names {
 			r.start(name)
@@ -178,6 +179,13 @@ func (r *rig) random(n int) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.rng.IntN(n)
+}
+
+// moves says that a VM may boot on another node when its own is lost.
+func (r *rig) moves(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.moved[id] = true
 }
 
 // eventually polls in virtual time, less and less often.

@@ -150,6 +150,12 @@ func (t *tx) dispatch() (any, error) {
 		return run(t, (*tx).admitReplica)
 	case KindAdoptNode:
 		return run(t, (*tx).adoptNode)
+	case KindLoseNode:
+		return run(t, (*tx).loseNode)
+	case KindLoseVMs:
+		return run(t, (*tx).loseVMs)
+	case KindUpdateNodes:
+		return run(t, (*tx).updateNodes)
 	}
 	return nil, fmt.Errorf("command kind %d is not known here; upgrade this replica", t.env.Kind)
 }

@@ -52,6 +52,9 @@ const (
 	KindAdjustLedger    Kind = 36
 	KindAdmitReplica    Kind = 37
 	KindAdoptNode       Kind = 38
+	KindLoseNode        Kind = 39
+	KindLoseVMs         Kind = 40
+	KindUpdateNodes     Kind = 41
 )
 
 // format is the first byte of every command.
@@ -174,11 +177,37 @@ type NodeHealth struct {
 	Changes []NodeChange `json:"changes"`
 }
 
-// NodeChange is one of them. ConfirmedAt is when the host was last heard.
+// NodeChange is one of them. ConfirmedAt is when the host was last heard, Fault what an operator has to mend.
 type NodeChange struct {
 	Name        string        `json:"name"`
 	State       api.NodeState `json:"state"`
-	ConfirmedAt api.Time      `json:"confirmed_at"`
+	ConfirmedAt api.Time      `json:"confirmed_at"` // zero: nothing newer than is known
+	Fault       string        `json:"fault,omitempty"`
+}
+
+// LoseNode is the operator's word that a silent host is lost, or with Replace that another takes its name over.
+type LoseNode struct {
+	Name    string `json:"name"`
+	Action  string `json:"action"` // for the activity log: the route
+	Reason  string `json:"reason,omitempty"`
+	Replace bool   `json:"replace,omitempty"`
+}
+
+// LoseVMs settles VMs of a lost host.
+type LoseVMs struct {
+	Node string   `json:"node"`
+	VMs  []LostVM `json:"vms"`
+}
+
+// LostVM is one of them. Candidates are where it may boot anew, if it may, best first.
+type LostVM struct {
+	ID         string   `json:"id"`
+	Candidates []string `json:"candidates,omitempty"`
+}
+
+// UpdateNodes takes over changed facts of known hosts, many at once.
+type UpdateNodes struct {
+	Nodes []Node `json:"nodes"` // intent and state columns are ignored
 }
 
 // CreateJoinToken lets hosts or replicas in.

@@ -110,6 +110,10 @@ func script() []step {
 		{kind: KindCreateJoinToken, more: "-replica", at: 90_170_000, body: CreateJoinToken{Token: JoinToken{ID: "t-2", Hash: "d00d", Kind: "replica", NamePattern: "central-*", UsesLeft: 1, ExpiresAt: 1_700_100_000_000}}},
 		{kind: KindAdmitReplica, op: &Op{Key: "k-replica", Digest: "d12"}, at: 90_180_000, body: AdmitReplica{Name: "central-4", Addr: "10.0.0.4:7800", TokenHash: "d00d"}},
 		{kind: KindAdoptNode, at: 90_190_000, body: AdoptNode{Name: "studio-1", Done: true, Gone: []VMReport{{ID: "0008", Node: "studio-1", State: api.StateGone, EndedMS: 1000}}, VMs: []AdoptedVM{{ID: "0009", Name: "found", Backend: "vz", GuestOS: "linux", VCPUs: 2, MemoryMiB: 2048, State: api.StateRunning}}}},
+		{kind: KindUpdateNodes, at: 90_200_000, body: UpdateNodes{Nodes: []Node{node}}},
+		{kind: KindNodeHealth, more: "-fault", at: 90_210_000, body: NodeHealth{Changes: []NodeChange{{Name: "studio-1", State: api.NodeSuspect, ConfirmedAt: 1_700_090_170_000, Fault: "two daemons report as this node"}}}},
+		{kind: KindLoseNode, op: &Op{Key: "k-lost", Digest: "d13"}, at: 90_220_000, body: LoseNode{Name: "studio-1", Action: "POST /fleet/nodes/{name}/replace", Reason: "a new disk", Replace: true}},
+		{kind: KindLoseVMs, at: 90_230_000, body: LoseVMs{Node: "studio-1", VMs: []LostVM{{ID: "0001"}, {ID: "0002", Candidates: []string{"studio-2"}}}}},
 	}
 }
 

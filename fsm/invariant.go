@@ -72,7 +72,7 @@ func (v View) checkVM(vm *VM) error {
 		return fmt.Errorf("is a live spare of pool %s, which is not there", vm.Pool)
 	case vm.HandOver && (vm.ClaimedFrom == "" || vm.Launch == nil):
 		return fmt.Errorf("is handed over without a claim or without what to boot instead")
-	case !vm.HandOver && vm.Launch != nil && (vm.Told != 0 || !vm.Live()):
+	case !vm.HandOver && vm.Launch != nil && (vm.Told != 0 && !vm.Reschedulable || !vm.Live()):
 		return fmt.Errorf("keeps its launch, and its node has it")
 	case vm.State == api.StatePlaced && vm.Told == 0 && !vm.Warm && vm.Launch == nil:
 		return fmt.Errorf("has forgotten its launch before a node has it")

@@ -20,6 +20,7 @@ var bodies = map[Kind]any{
 	KindPatchPolicy: PatchPolicy{}, KindPutPrices: PutPrices{}, KindCreateLease: CreateLease{}, KindPatchLease: PatchLease{}, KindEndLease: EndLease{}, KindAdvanceLease: AdvanceLease{},
 	KindReportScrub: ReportScrub{}, KindRetryScrub: RetryScrub{}, KindAdjustLedger: AdjustLedger{},
 	KindAdmitReplica: AdmitReplica{}, KindAdoptNode: AdoptNode{},
+	KindLoseNode: LoseNode{}, KindLoseVMs: LoseVMs{}, KindUpdateNodes: UpdateNodes{},
 }
 
 // kind is a constant of command.go.
@@ -52,7 +53,7 @@ func kinds(t *testing.T) (all []kind) {
 			all = append(all, kind{strings.TrimPrefix(spec.Names[0].Name, "Kind"), Kind(number)})
 		}
 	}
-	if len(all) < 36 {
+	if len(all) < 41 {
 		t.Fatalf("found %d kinds in command.go, which has more", len(all))
 	}
 	return all

@@ -343,11 +343,7 @@ func (t *tx) moveVM(c MoveVM) (any, error) {
 		row.Backend = node.Backend(backend)
 		t.place(&row, node)
 		t.putVM(have, &row)
-		if op := t.operationOf(&row); op != nil {
-			moved := *op
-			moved.Node = node.Name
-			t.insert(tableOp, &moved)
-		}
+		t.follow(&row)
 		return Moved{VM: &row}, nil
 	}
 	return Moved{Ended: t.giveUp(have, c)}, nil

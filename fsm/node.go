@@ -14,26 +14,26 @@ func (t *tx) registerNode(c RegisterNode) (any, error) {
 	}
 	row := *have
 	switch {
-	case have.UUID != c.Node.UUID:
-		return nil, api.Errorf(api.CodeConflict, "another host is registered as %s; give this one another --name, or delete node %s if it replaces that one", c.Node.Name, c.Node.Name)
-	case c.TokenHash != "" && have.CredentialHash != c.Node.CredentialHash:
+	case have.UUID != c.Node.UUID && have.UUID != "":
+		return nil, api.Errorf(api.CodeConflict, "another host is registered as %s; give this one another --name, or if it is that host made anew: fluxctl fleet node-replace %s", c.Node.Name, c.Node.Name)
+	case c.TokenHash != "" && have.CredentialHash == "":
 		if err := t.useToken(c.TokenHash, "node", c.Node.Name); err != nil {
 			return nil, err
 		}
-		row.CredentialHash = c.Node.CredentialHash
+	case c.TokenHash != "" && have.CredentialHash != c.Node.CredentialHash:
+		return nil, api.Errorf(api.CodeConflict, "node %s has another credential than this host, which has lost its own; put DATA/credential back, or let it take over: fluxctl fleet node-replace %s", c.Node.Name, c.Node.Name)
 	case !c.Operator && have.CredentialHash != c.Node.CredentialHash:
 		return nil, api.Errorf(api.CodeUnauthenticated, "the credential is not that of node %s", c.Node.Name)
 	}
 	if have.CredentialHash == "" {
 		row.CredentialHash = c.Node.CredentialHash
 	}
-	rebooted := have.BootID != c.Node.BootID
-	copyFacts(&row, &c.Node)
-	if rebooted && have.BootID != "" {
-		t.log("node/"+row.Name, "reboot", row.Name, "", "ok")
+	if have.UUID == "" { // it takes over
+		if err := t.onlyName(&c.Node); err != nil {
+			return nil, err
+		}
 	}
-	t.putNode(&row)
-	return &row, nil
+	return t.takeFacts(row, &c.Node), nil
 }
 
 func (t *tx) addNode(c RegisterNode) (any, error) {
@@ -45,11 +45,24 @@ func (t *tx) addNode(c RegisterNode) (any, error) {
 	case !c.Operator:
 		return nil, api.Errorf(api.CodeUnauthenticated, "node %s is not registered; start it with a join token (fluxctl cluster join-token)", c.Node.Name)
 	}
+	if err := t.onlyName(&c.Node); err != nil {
+		return nil, err
+	}
 	row := Node{Name: c.Node.Name, CredentialHash: c.Node.CredentialHash, CreatedAt: t.now, State: api.NodeHealthy, ConfirmedAt: t.now}
 	copyFacts(&row, &c.Node)
 	t.putNode(&row)
 	t.log("node/"+row.Name, "POST /fleet/register", row.Name, "", "ok")
 	return &row, nil
+}
+
+// onlyName refuses a host that is registered under another name: it was renamed, or its data directory copied.
+func (t *tx) onlyName(n *Node) error {
+	for other := range t.Nodes("") {
+		if other.UUID == n.UUID && other.Name != n.Name {
+			return api.Errorf(api.CodeConflict, "this host is registered as %s; start it with --name %s, or if it is a copy of that host remove DATA/uuid and DATA/credential here", other.Name, other.Name)
+		}
+	}
+	return nil
 }
 
 func copyFacts(row, facts *Node) {
@@ -149,8 +162,10 @@ func (t *tx) deleteNode(c DeleteNode) (any, error) {
 	if have.Lease != "" {
 		return nil, api.Errorf(api.CodeConflict, "node %s is held by lease %s; end the lease first", c.Name, have.Lease)
 	}
-	if n := t.Use(c.Name).VMs; n > 0 && !c.Force {
-		return nil, api.Errorf(api.CodeConflict, "node %s still holds %d VMs; drain it and delete them first, or if it is gone for good delete it with force", c.Name, n)
+	for v := range t.VMsOn(c.Name) {
+		if v.State != api.StateLost && !c.Force {
+			return nil, api.Errorf(api.CodeConflict, "node %s still holds %d VMs; drain it and delete them first, or if it is gone for good: fluxctl fleet node-lost %s", c.Name, t.Use(c.Name).VMs, c.Name)
+		}
 	}
 	t.forgetVMs(have)
 	t.remove(tableNode, have)
@@ -179,13 +194,16 @@ func (t *tx) forgetVMs(n *Node) {
 func (t *tx) nodeHealth(c NodeHealth) (any, error) {
 	for _, change := range c.Changes {
 		have := t.Node(change.Name)
-		if have == nil || have.State == change.State || have.Adopting {
+		if have == nil || have.State == change.State && have.Fault == change.Fault || have.Adopting {
 			continue
 		}
 		row := *have
-		row.State, row.ConfirmedAt = change.State, max(have.ConfirmedAt, change.ConfirmedAt)
+		row.State, row.Fault, row.ConfirmedAt = change.State, change.Fault, max(have.ConfirmedAt, change.ConfirmedAt)
 		t.putNode(&row)
-		t.log("central", "node "+string(change.State), row.Name, "", "ok")
+		t.log("central", "node "+string(change.State), row.Name, "", "ok", "fault", row.Fault)
+		if have.State == change.State {
+			continue
+		}
 		if change.State == api.NodeUnreachable {
 			t.unknownVMs(row.Name)
 		}
@@ -213,9 +231,23 @@ func (t *tx) createJoinToken(c CreateJoinToken) (any, error) {
 	if _, err := t.remember(Operation{Ref: row.ID}); err != nil {
 		return nil, err
 	}
+	t.pruneTokens()
 	t.insert(tableJoin, &row)
 	t.log(t.env.Actor, "POST /fleet/join-tokens", row.ID, "", "ok", "kind", row.Kind, "name_pattern", row.NamePattern)
 	return &row, nil
+}
+
+// pruneTokens removes join tokens whose time is over. Used up ones go with their last use.
+func (t *tx) pruneTokens() {
+	var over []*JoinToken
+	for have := range each[JoinToken](t.View, tableJoin, "id") {
+		if t.now >= have.ExpiresAt {
+			over = append(over, have)
+		}
+	}
+	for _, have := range over {
+		t.remove(tableJoin, have)
+	}
 }
 
 // useToken takes one use of a join token.

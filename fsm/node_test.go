@@ -71,8 +71,7 @@ func TestNodeSpeaksForItselfByItsCredential(t *testing.T) {
 	}
 	n.CredentialHash = "guess"
 	f.refused(api.CodeUnauthenticated, "", KindRegisterNode, RegisterNode{Node: n})
-	f.do(KindRegisterNode, RegisterNode{TokenHash: "hash-t", Node: n}) // a token makes a new one valid
-	f.do(KindRegisterNode, RegisterNode{Node: n})
+	f.refused(api.CodeConflict, "", KindRegisterNode, RegisterNode{TokenHash: "hash-t", Node: n}) // a token is no way to another's name
 }
 
 func TestReportOfFactsChangesNoIntent(t *testing.T) {

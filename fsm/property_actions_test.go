@@ -132,7 +132,7 @@ func (m *model) registerNode(*rapid.T) {
 	}
 	before, r := m.send(KindRegisterNode, c)
 	have := before.Node(c.Node.Name)
-	if r.Err == nil && have != nil && have.UUID != c.Node.UUID {
+	if r.Err == nil && have != nil && have.UUID != c.Node.UUID && have.UUID != "" {
 		m.r.Fatalf("another host took over as %s", c.Node.Name)
 	}
 	if r.Err == nil && !c.Operator && have == nil && before.JoinTokenByHash(c.TokenHash) == nil {
@@ -165,7 +165,9 @@ func (m *model) deleteNode(*rapid.T) {
 			m.r.Fatalf("node %s went, and lease %s has it", name, m.held[name])
 		}
 		for v := range before.VMsOn(name) {
-			m.r.Fatalf("node %s went and left VM %s behind", name, v.ID)
+			if v.State != api.StateLost || m.f.view().VM(v.ID) != nil {
+				m.r.Fatalf("node %s went and left VM %s behind", name, v.ID)
+			}
 		}
 	}
 }
@@ -381,7 +383,7 @@ func (m *model) placed(before View, v *VM) {
 		m.r.Fatalf("VM %s runs macOS on %s, which is no Mac", v.ID, n.Name)
 	case v.State != api.StatePlaced || v.Told != 0 || v.Order != m.f.index || !v.NeedsOrder():
 		m.r.Fatalf("VM %s is placed as %+v: its node would not be told", v.ID, v)
-	case before.VM(v.ID) != nil && slices.Contains(before.VM(v.ID).Tried, v.Node):
+	case before.VM(v.ID) != nil && before.VM(v.ID).State == api.StatePlaced && slices.Contains(before.VM(v.ID).Tried, v.Node):
 		m.r.Fatalf("VM %s went back to %s, which refused it", v.ID, v.Node)
 	}
 	own := false

@@ -31,6 +31,7 @@ type books struct {
 	seen    uint64              // the newest row
 	ended   map[string]api.Time // how long ago a node says that a VM went, while that report applies
 	failing string              // the VM whose hand-over fails, while that applies
+	lost    string              // the host whose VMs are lost, while that applies
 }
 
 func newBooks() books {
@@ -98,6 +99,11 @@ func (m *model) auditBills(before, after View) {
 		case b.failing == id && !vm.Live():
 			end = max(was.since, before.VM(id).ClaimedAt)
 			m.saw("hand-over taken back")
+		case had && (b.lost == before.VM(id).Node || bootedUnheard(before, after, before.VM(id).Node)):
+			end = max(was.since, min(now, before.Node(before.VM(id).Node).ConfirmedAt))
+			if end < now {
+				m.saw("billed until heard")
+			}
 		case vm == nil && b.ended[id] > 0:
 			end = max(was.since, now-b.ended[id])
 			m.saw("ended a while ago")
@@ -117,6 +123,12 @@ func (m *model) auditBills(before, after View) {
 			}
 		}
 	}
+}
+
+// bootedUnheard says that a host turned out to have booted while it was silent.
+func bootedUnheard(before, after View, node string) bool {
+	was, is := before.Node(node), after.Node(node)
+	return was != nil && is != nil && was.BootID != is.BootID && was.State != api.NodeHealthy
 }
 
 // leaseStarted says whether the VM's host became its tenant's by this command.

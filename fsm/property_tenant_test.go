@@ -330,7 +330,7 @@ func (m *model) adjusted(before View, r Result, op *Op, c AdjustLedger) {
 // recount adds up what a tenant holds from all rows, without any index.
 func recount(v View, tenant string) (h api.Holding) {
 	for vm := range v.VMs("") {
-		if vm.Tenant != tenant || vm.State == api.StateDeleting {
+		if vm.Tenant != tenant || vm.State == api.StateDeleting || vm.State == api.StateLost {
 			continue
 		}
 		h.VMs, h.VCPUs, h.MemoryMiB = h.VMs+1, h.VCPUs+int64(vm.VCPUs), h.MemoryMiB+vm.MemoryMiB

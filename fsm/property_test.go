@@ -44,7 +44,7 @@ func TestRandomCommandsKeepTheInvariants(t *testing.T) {
 	if seen["commands"] > 60_000 { // the rare ones
 		reach = append(reach, "claim by name", "replay after a move", "replay after a failed hand-over", "gave up", "hand-over ended", "macOS limit", "failed spare", "unknown VM", "pool deleted", "roll", "hand-over moved", "expired key", "scrub failed", "scrub retried",
 			"claim of a shared spare by a tenant", "TTL too long", "patch TTL too long", "tenant deleted", "pool over quota", "lease quota_exceeded", "end as intent", "ended before it began", "renewed", "started late",
-			"scrub overdue", "scrub overridden", "too late to begin", "policy of its own", "charged as leased", "hand-over taken back")
+			"scrub overdue", "scrub overridden", "too late to begin", "policy of its own", "charged as leased", "hand-over taken back", "lost VM", "lost spare", "rescheduled", "lost VM back", "failed by a reboot", "billed until heard")
 	}
 	for _, want := range reach {
 		if seen[want] == 0 {
@@ -132,9 +132,9 @@ func (m *model) actions() map[string]func(*rapid.T) {
 		{m.report, m.launch, m.advance, m.reportScrub, m.tick, m.patchVM, m.patchPolicy, m.repeat},
 		{m.advance, m.report, m.launch, m.createLease, m.failHandOver, m.putPrices, m.badKey, m.registerNode},
 		{m.launch, m.report, m.deleteVMs, m.retryScrub, m.patchLease, m.createTenant, m.deleteKey, m.createPool},
-		{m.report, m.launch, m.advance, m.endLease, m.adjust, m.nodeHealth, m.patchPool, m.rollPool},
-		{m.fillPool, m.repair, m.createLease, m.reportScrub, m.move, m.touchKeys, m.patchNode, m.deletePool},
-		{m.failHandOver, m.tick, m.patchVM, m.deleteVMs, m.deleteTenant, m.createKey, m.joinToken, m.deleteNode, m.admitReplica, m.adoptNode},
+		{m.report, m.loseVMs, m.advance, m.endLease, m.adjust, m.nodeHealth, m.patchPool, m.rollPool},
+		{m.fillPool, m.loseVMs, m.createLease, m.reportScrub, m.updateNodes, m.touchKeys, m.patchNode, m.deletePool},
+		{m.failHandOver, m.tick, m.patchVM, m.loseNode, m.deleteTenant, m.createKey, m.joinToken, m.deleteNode, m.admitReplica, m.adoptNode},
 		{m.repeat, m.otherBody, m.patchTenant, m.registerNode, m.createImage, m.patchImage, m.deleteImage, m.initCluster},
 	}
 	groups := map[string]func(*rapid.T){}
@@ -324,6 +324,8 @@ func (m *model) carriedOut(before View, r Result, kind Kind, op *Op, body any) {
 		m.retried(before, r, op, c)
 	case AdjustLedger:
 		m.adjusted(before, r, op, c)
+	case LoseNode:
+		m.kept(r, KindLoseNode, op, c, c.Name)
 	default:
 		m.r.Fatalf("a keyed command of type %T", body)
 	}

@@ -25,6 +25,8 @@ func (m *model) launch(*rapid.T) {
 		l.VCPUs = 3
 	case 8:
 		l.ColdField, l.Boot = "cloud_init", &Boot{CloudInit: &api.CloudInit{Hostname: "h"}}
+	case 4, 5:
+		l.Resched, l.ColdField = true, "reschedulable"
 	case 9:
 		l.Selector = map[string]string{"mac": "yes"}
 	case 10:
@@ -459,6 +461,9 @@ func (m *model) reported(before View, r VMReport, reports int) {
 			m.r.Fatalf("report %+v removed VM %+v", r, was)
 		}
 		return
+	}
+	if was.State == api.StateLost && is.State != api.StateLost && is.Live() {
+		m.saw("lost VM back")
 	}
 	if was.SpareSince == 0 && is.SpareSince != 0 {
 		m.saw("ready spare")

@@ -49,6 +49,7 @@ type Node struct {
 	CordonedBy     string            `json:"cordoned_by,omitempty"`
 	Drain          *Drain            `json:"drain,omitempty"`    // of the drain under way
 	Adopting       bool              `json:"adopting,omitempty"` // after a restore, until its list is merged
+	Fault          string            `json:"fault,omitempty"`    // why the host is held back until an operator mends it
 	CreatedAt      api.Time          `json:"created_at"`
 	Version        uint64            `json:"version"`
 }
@@ -186,7 +187,7 @@ type VM struct {
 	FailedAt api.Time `json:"failed_at,omitempty"` // when it failed, as a spare of a pool that keeps failed ones
 	CanClaim bool     `json:"can_claim,omitempty"` // its guest agent takes claims
 	Claim    *Claim   `json:"claim,omitempty"`     // what its guest is still to be given
-	Launch   *Launch  `json:"launch,omitempty"`    // what was asked, until a node has it: it may have to boot elsewhere
+	Launch   *Launch  `json:"launch,omitempty"`    // what was asked, while it may have to boot elsewhere: until a node has it, or always
 	Boot     *Boot    `json:"boot,omitempty"`      // what the create order carries beyond the columns above
 	Scope    string   `json:"scope,omitempty"`     // of the operation that asked for it
 	Key      string   `json:"key,omitempty"`

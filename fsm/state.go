@@ -190,7 +190,7 @@ func spareKey(r *VM) []byte {
 
 // tenantKey finds what counts in a tenant's quota.
 func tenantKey(r *VM) []byte {
-	if !r.Live() {
+	if !r.Live() || r.State == api.StateLost {
 		return nil
 	}
 	return text(r.Tenant)
@@ -215,7 +215,7 @@ func stretchKey(r *LedgerRow) []byte {
 }
 
 func claimedKey(r *VM) []byte {
-	if r.ClaimedFrom == "" {
+	if r.ClaimedFrom == "" || r.State == api.StateLost {
 		return nil
 	}
 	return text(r.ClaimedFrom)

@@ -361,6 +361,12 @@ func (t *tx) patchPolicy(c PatchPolicy) (any, error) {
 	orDefault(&row.IsolateTenantNetworks, c.Patch.IsolateTenantNetworks, def.IsolateTenantNetworks)
 	orDefault(&row.MinLeaseHours, c.Patch.MinLeaseHours, def.MinLeaseHours)
 	orDefault(&row.MaxBootsPerNode, c.Patch.MaxBootsPerNode, def.MaxBootsPerNode)
+	if p := c.Patch.LostAfterSeconds; p.Set {
+		row.LostAfterSeconds = nil
+		if !p.Null {
+			row.LostAfterSeconds = new(p.V)
+		}
+	}
 	if row.MaxBootsPerNode < 1 {
 		return nil, api.Invalid("max_boots_per_node", "max_boots_per_node must be at least 1")
 	}

@@ -199,6 +199,9 @@ func (t *tx) report(r *VMReport) {
 		t.ended(have, r)
 		return
 	}
+	if have.State == api.StateLost && !t.MayReturn(have) {
+		return
+	}
 	row := *have
 	// An order that never was cannot be confirmed; while a claim can be given, only one that gave it counts.
 	if r.Told > row.Told && r.Told <= row.Order && (row.Claim == nil || row.ReadyAt == 0 || r.Claimed) {
@@ -216,7 +219,7 @@ func (t *tx) report(r *VMReport) {
 			t.handedOver(&row, *r.ClaimMS)
 		}
 	}
-	if row.Told != 0 && !row.HandOver {
+	if row.Told != 0 && !row.HandOver && !row.Reschedulable {
 		row.Launch = nil
 	}
 	if r.IP != "" {

@@ -113,8 +113,9 @@ type Policy struct {
 	AllowSharedPoolClaims bool   `json:"allow_shared_pool_claims"`
 	RequireLeaseForMacOS  bool   `json:"require_lease_for_macos"`
 	IsolateTenantNetworks bool   `json:"isolate_tenant_networks"`
-	MinLeaseHours         int64  `json:"min_lease_hours"`    // on hosts that can run macOS
-	MaxBootsPerNode       int    `json:"max_boots_per_node"` // spares that one host starts at a time
+	MinLeaseHours         int64  `json:"min_lease_hours"`              // on hosts that can run macOS
+	MaxBootsPerNode       int    `json:"max_boots_per_node"`           // spares that one host starts at a time
+	LostAfterSeconds      *int64 `json:"lost_after_seconds,omitempty"` // of silence; absent: only the operator calls a host lost
 	Version               uint64 `json:"version"`
 }
 
@@ -125,7 +126,11 @@ type PolicyPatch struct {
 	IsolateTenantNetworks Optional[bool]  `json:"isolate_tenant_networks,omitzero"`
 	MinLeaseHours         Optional[int64] `json:"min_lease_hours,omitzero"`
 	MaxBootsPerNode       Optional[int]   `json:"max_boots_per_node,omitzero"`
+	LostAfterSeconds      Optional[int64] `json:"lost_after_seconds,omitzero"`
 }
+
+// MinLostAfterSeconds is how long a host is silent at least before policy may call it lost: it is unreachable first.
+const MinLostAfterSeconds = 300
 
 // DefaultPolicy is that of a fresh fleet.
 func DefaultPolicy() Policy {
@@ -159,6 +164,9 @@ func checkMinLease(hours *int64) error {
 
 // Check refuses values that no policy could have.
 func (p *PolicyPatch) Check() error {
+	if s := p.LostAfterSeconds; s.Set && !s.Null && (s.V < MinLostAfterSeconds || s.V > 30*24*3600) {
+		return Invalid("lost_after_seconds", "lost_after_seconds must be from %d to %d, or null for never", MinLostAfterSeconds, 30*24*3600)
+	}
 	return checkNumbers(numberRule{"min_lease_hours", p.MinLeaseHours.V, maxMinLeaseHours}, numberRule{"max_boots_per_node", int64(p.MaxBootsPerNode.V), 1000})
 }
 

@@ -247,6 +247,8 @@ func TestPoolFlagsKeepUnsetAndZeroApart(t *testing.T) {
 		"fleet pool-set ios-ci --any-node":                              `{"node_selector":null,"nodes":null}`,
 		"fleet cordon studio-1":                                         `{"cordoned":true}`,
 		"fleet cordon studio-1 --reason update":                         `{"cordoned":true,"reason":"update"}`,
+		"fleet node-lost studio-1 --yes --reason fire":                  `{"reason":"fire"}`,
+		"fleet node-replace studio-1 --yes":                             `{}`,
 		"fleet pool-roll ios-ci --image x --stale-use never":            `{"image":"x","stale_use":"never"}`,
 		"cluster join-token --expires 1d --uses 3":                      `{"kind":"node","uses":3,"expires_in_secs":86400}`,
 		"fleet image-add x --path /x --memory 1G --disk 64G":            `{"name":"x","path":"/x","memory_mib":1024,"disk_size_gib":64,"has_agent":true}`,

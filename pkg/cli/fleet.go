@@ -26,7 +26,7 @@ func (a *app) fleetCommand() *cobra.Command {
 	}{
 		{"VMs:", []*cobra.Command{a.launch(), a.vms(), a.vm(), a.removeVMs(), a.execVM(), a.fleetConsole()}},
 		{"Warm pools:", []*cobra.Command{a.pools(), a.pool(), a.createPool(), a.setPool(), a.rollPool(), a.removePool()}},
-		{"Nodes and leases:", []*cobra.Command{a.nodes(), a.node(), a.cordon(), a.uncordon(), a.drain(), a.leases(), a.lease(), a.setLease(), a.endLease(), a.scrub()}},
+		{"Nodes and leases:", []*cobra.Command{a.nodes(), a.node(), a.cordon(), a.uncordon(), a.drain(), a.loseNode(), a.replaceNode(), a.removeNode(), a.leases(), a.lease(), a.setLease(), a.endLease(), a.scrub()}},
 		{"Images:", []*cobra.Command{a.images(), a.addImage(), a.removeImage()}},
 		{"Tenants:", []*cobra.Command{a.tenants(), a.tenant(), a.createTenant(), a.setTenant(), a.removeTenant(), a.keys(), a.createKey(), a.revokeKey(), a.policy()}},
 		{"Money:", []*cobra.Command{a.prices(), a.usage(), a.ledger(), a.adjustLedger()}},

@@ -113,6 +113,15 @@ func TestOutput(t *testing.T) {
 			"BLOCKING  OWNER  WHY",
 			"build-42  acme   it has no TTL",
 			"  Watch it: fluxctl fleet node studio-1")},
+		{line: "fleet node-lost studio-1 --yes", out: said(
+			"✓ Gave up studio-1: its VMs are lost or boot elsewhere",
+			"  Forget it: fluxctl fleet node-rm studio-1")},
+		{line: "fleet node-replace studio-1 --yes", out: said(
+			"✓ studio-1 may be taken over by the next host that joins under its name",
+			"  Make a token for it: fluxctl cluster join-token --pattern 'studio-1'")},
+		{line: "fleet node-rm studio-1 --yes", out: said(
+			"✓ Forgot node studio-1",
+			"  A host that reports under that name needs a join token again")},
 		{line: "fleet images", out: said(
 			"NAME            TITLE                GUEST  SIZE             DISK     AGENT",
 			"macos-27-xcode  macOS 27 with Xcode  macos  6 vCPUs, 16 GiB  128 GiB  yes")},
@@ -240,6 +249,9 @@ func TestJSONIsTheObjectOfTheAPI(t *testing.T) {
 		"fleet cordon studio-1":              studio(),
 		"fleet uncordon studio-1":            studio(),
 		"fleet drain studio-1 --yes":         drainedStudio(),
+		"fleet node-lost studio-1 --yes":     studio(),
+		"fleet node-replace studio-1 --yes":  studio(),
+		"fleet node-rm studio-1 --yes":       map[string][]string{"deleted": {"studio-1"}},
 		"fleet images":                       page(iosImage()),
 		"fleet image-add x --path /x":        iosImage(),
 		"fleet capacity":                     wholeFleet()["GET /fleet/capacity"],

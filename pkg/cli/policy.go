@@ -32,6 +32,12 @@ func settings() []setting {
 		{"isolate_tenant_networks", "each tenant has a network of its own, so no shared pools", func(p api.Policy) string { return strconv.FormatBool(p.IsolateTenantNetworks) }},
 		{"min_lease_hours", "shortest lease of a Mac", func(p api.Policy) string { return number(p.MinLeaseHours) }},
 		{"max_boots_per_node", "warm VMs that one node boots at a time", func(p api.Policy) string { return strconv.Itoa(p.MaxBootsPerNode) }},
+		{"lost_after_seconds", "silence after which a node is lost", func(p api.Policy) string {
+			if p.LostAfterSeconds == nil {
+				return "never"
+			}
+			return number(*p.LostAfterSeconds)
+		}},
 	}
 }
 

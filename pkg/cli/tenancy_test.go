@@ -62,7 +62,8 @@ func TestTenancyOutput(t *testing.T) {
 			"require_lease_for_macos   true   true     a tenant's macOS guests run on nodes it leases only",
 			"isolate_tenant_networks   false  false    each tenant has a network of its own, so no shared pools",
 			"min_lease_hours           24     24       shortest lease of a Mac",
-			"max_boots_per_node        4      4        warm VMs that one node boots at a time")},
+			"max_boots_per_node        4      4        warm VMs that one node boots at a time",
+			"lost_after_seconds        never  never    silence after which a node is lost")},
 		{line: "fleet prices", out: said(
 			"PRICE        OF           VCPU-HOUR-EUR  GIB-HOUR-EUR  HOUR-EUR  ON-LEASED",
 			"VM           linux        0.01           0.005         -         -",
@@ -277,7 +278,7 @@ func TestWrongUsageOfTenancySaysWhatToType(t *testing.T) {
 		"fleet policy --set min_lease_hours":                       `✗ --set "min_lease_hours" must be KEY=VALUE`,
 		"fleet policy --set min_lease_hours=soon":                  `✗ --set min_lease_hours: "soon" must be true, false, a whole number or default`,
 		"fleet policy --set min_lease_hours=true":                  `✗ --set: a value has the wrong kind; fluxctl fleet policy shows how each is written`,
-		"fleet policy --set min_lease=1":                           `✗ --set: there is no setting "min_lease"; choose of allow_shared_pool_claims, require_lease_for_macos, isolate_tenant_networks, min_lease_hours, max_boots_per_node`,
+		"fleet policy --set min_lease=1":                           `✗ --set: there is no setting "min_lease"; choose of allow_shared_pool_claims, require_lease_for_macos, isolate_tenant_networks, min_lease_hours, max_boots_per_node, lost_after_seconds`,
 		"fleet prices --file /nowhere/prices.json":                 `✗ cannot read --file: open /nowhere/prices.json: no such file or directory`,
 		"fleet prices --file " + part:                              "✗ --file " + part + ": lease is required",
 		"fleet prices --file -":                                    `✗ --file -: unknown field "vms" before byte 27; check its spelling`,

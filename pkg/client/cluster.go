@@ -45,6 +45,23 @@ func (c *Client) Drain(ctx context.Context, name string, how api.DrainRequest) (
 	return post[api.Node](ctx, c.caller, at("/fleet/nodes", name, "drain"), "", how)
 }
 
+// LoseNode gives a silent host up: its VMs are lost, or boot elsewhere if they are reschedulable.
+func (c *Client) LoseNode(ctx context.Context, name, reason string) (api.Node, error) {
+	return c.giveUpNode(ctx, name, "lost", reason)
+}
+
+// ReplaceNode gives a silent host up and lets the next one that joins under its name take over.
+func (c *Client) ReplaceNode(ctx context.Context, name, reason string) (api.Node, error) {
+	return c.giveUpNode(ctx, name, "replace", reason)
+}
+
+func (c *Client) giveUpNode(ctx context.Context, name, order, reason string) (api.Node, error) {
+	body := struct {
+		Reason string `json:"reason,omitempty"`
+	}{reason}
+	return post[api.Node](ctx, c.caller, at("/fleet/nodes", name, order), "", body)
+}
+
 func (c *Client) orderNode(ctx context.Context, name, order string) error {
 	_, err := c.caller.do(ctx, call{method: http.MethodPost, path: at("/fleet/nodes", name, order), body: struct{}{}, key: newKey("")})
 	return err
