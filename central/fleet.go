@@ -24,6 +24,7 @@ type beat struct {
 	credential string                     // the node's own secret, to speak to it with
 	at         time.Time                  // when it was heard, with the monotonic clock
 	vms        map[string]*api.ReportedVM // its whole list, as of its digest; nil before the first
+	holds      weather                    // what the VMs of that list take together
 	digest     string
 	listed     time.Time            // when that list was heard: how long ago a VM ended counts from then
 	missing    map[string]time.Time // rows that were first missed in the list at that time
@@ -41,15 +42,20 @@ func (b *beat) weather() (w weather) {
 	if b == nil {
 		return w
 	}
+	w = b.holds
 	w.known, w.density, w.images = true, b.report.Density, b.report.Images
-	overcommit := max(b.report.CPUOvercommit, 1)
-	for _, vm := range b.vms {
+	return w
+}
+
+// totals adds up what the VMs of a list take. It is done once a list, for placement asks of every host at every launch.
+func totals(vms map[string]*api.ReportedVM, overcommit int) (w weather) {
+	for _, vm := range vms {
 		if vm.State == api.StateGone || vm.State == api.StateFailed {
 			continue
 		}
 		weight := vm.VCPUs
 		if vm.GuestOS == api.GuestMacOS {
-			weight *= overcommit
+			weight *= max(overcommit, 1)
 			w.macOS++
 		}
 		w.vcpus += weight
@@ -105,8 +111,12 @@ func (f *fleet) hear(report api.Register, credential string, now time.Time) (wan
 			vm.Reason, vm.IP = cut(vm.Reason, longestReason), cut(vm.IP, longestIP)
 			b.vms[vm.ID] = vm
 		}
+		b.holds = totals(b.vms, report.CPUOvercommit)
 	case old != nil && old.vms != nil && old.digest == report.VMsDigest && old.report.Instance == report.Instance:
-		b.digest, b.listed, b.vms = old.digest, old.listed, old.vms
+		b.digest, b.listed, b.vms, b.holds = old.digest, old.listed, old.vms, old.holds
+		if old.report.CPUOvercommit != report.CPUOvercommit {
+			b.holds = totals(b.vms, report.CPUOvercommit)
+		}
 	default:
 		wantVMs = true
 	}

@@ -94,7 +94,7 @@ func (t *tx) reschedule(v *VM, candidates []string) bool {
 	if node == nil || v.State == api.StateLost && t.mayHold(v.Tenant, holds(v.GuestOS, v.VCPUs, v.MemoryMiB)) != nil {
 		return false
 	}
-	row.Reason, row.IP, row.RunningAt, row.ReadyAt, row.Tried, row.Down = "", "", 0, 0, nil, false
+	row.Reason, row.IP, row.RunningAt, row.ReadyAt, row.Tried, row.TriedFor, row.Down = "", "", 0, 0, nil, nil, false
 	row.Backend = node.Backend(row.Launch.Backend)
 	t.place(&row, node)
 	t.putVM(v, &row)

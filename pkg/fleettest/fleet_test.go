@@ -3,7 +3,9 @@ package fleettest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
+	"os"
 	"testing"
 	"time"
 
@@ -14,7 +16,16 @@ import (
 	"github.com/fluxvm/fluxvm/pkg/client"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if raw := os.Getenv(partEnv); raw != "" {
+		if err := play(raw); err != nil {
+			fmt.Fprintln(os.Stderr, "a part of the fleet ended:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // eventually polls until ok says yes; after the context has ended it fails the test.
 func eventually(ctx context.Context, t *testing.T, what string, ok func() bool) {

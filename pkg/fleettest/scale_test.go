@@ -1,0 +1,434 @@
+package fleettest
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fluxvm/fluxvm/central"
+	"github.com/fluxvm/fluxvm/central/consensus"
+	"github.com/fluxvm/fluxvm/pkg/api"
+	"github.com/fluxvm/fluxvm/pkg/client"
+)
+
+// partEnv holds the part that this program plays, when it was started to be a process of a large fleet.
+const partEnv = "FLEETTEST_PART"
+
+// part is one process: a replica, or a number of simulated nodes.
+type part struct {
+	Token    string
+	Name     string // of a replica; empty for nodes
+	Listen   string
+	Cluster  string
+	Dir      string
+	Initial  []consensus.Server
+	Replicas []string // nodes report to these
+	From, To int      // the numbers of the nodes
+}
+
+// play runs the part until SIGTERM.
+func play(raw string) error {
+	var p part
+	if err := json.Unmarshal([]byte(raw), &p); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	listener, err := net.Listen("tcp", p.Listen)
+	if err != nil {
+		return err
+	}
+	if p.Name == "" {
+		return playNodes(ctx, p, listener)
+	}
+	cluster, err := net.Listen("tcp", p.Cluster)
+	if err != nil {
+		return err
+	}
+	r, err := central.New(central.Config{Name: p.Name, Listener: listener, Cluster: cluster, DataDir: p.Dir, Bootstrap: true, Initial: p.Initial, OperatorToken: p.Token, ElectionTimeout: 2 * time.Second})
+	if err != nil {
+		return err
+	}
+	return r.Run(ctx)
+}
+
+// scaleNode is a host that runs nothing: what it is told to make runs at once, and it reports as a daemon does.
+type scaleNode struct {
+	report api.Register
+	client *http.Client
+
+	mu  sync.Mutex
+	vms map[string]api.ReportedVM
+}
+
+func playNodes(ctx context.Context, p part, listener net.Listener) error {
+	nodes := map[string]*scaleNode{}
+	var beating sync.WaitGroup
+	for i := p.From; i < p.To; i++ {
+		name := fmt.Sprintf("scale-%05d", i)
+		n := &scaleNode{client: &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 1}}, vms: map[string]api.ReportedVM{}}
+		n.report = api.Register{Name: name, UUID: fmt.Sprintf("0198c0de-0000-7000-8000-%012d", i), BootID: "boot", Instance: name, URL: "http://" + listener.Addr().String() + "/" + name,
+			Backends: []string{api.BackendSim}, Capabilities: api.Capabilities{Rename: true}, VCPUsTotal: 64, MemoryMiBTotal: 65536, CPUOvercommit: 8, Labels: map[string]string{"host": name, "zone": fmt.Sprint("z", i%10)},
+			Images: []string{}, Credential: "fvn_secret-of-" + name, Density: api.Density{HostMemAvailableMiB: 60_000}}
+		nodes[name] = n
+		for _, url := range p.Replicas {
+			beating.Go(func() { n.beat(ctx, url, p.Token) })
+		}
+	}
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		parts := strings.Split(req.URL.Path, "/") // "" NAME v1 vms ID
+		if n := nodes[parts[1]]; n != nil {
+			n.serve(w, req, parts[len(parts)-1])
+		}
+	})}
+	go func() { <-ctx.Done(); server.Close() }()
+	err := server.Serve(listener)
+	beating.Wait()
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
+
+// beat reports to one replica, at the times that it is told.
+func (n *scaleNode) beat(ctx context.Context, url, token string) {
+	acked := ""
+	for ctx.Err() == nil {
+		report := n.report
+		n.mu.Lock()
+		report.VMs = slices.SortedFunc(maps.Values(n.vms), func(a, b api.ReportedVM) int { return cmp.Compare(a.ID, b.ID) })
+		n.mu.Unlock()
+		raw, _ := json.Marshal(report.VMs) // plain values
+		sum := sha256.Sum256(raw)
+		report.VMsDigest, report.VMCount, report.HasVMs = hex.EncodeToString(sum[:16]), len(report.VMs), true
+		if report.VMsDigest == acked {
+			report.VMs, report.HasVMs = nil, false
+		}
+		next := time.Second
+		var answer api.RegisterAnswer
+		if err := n.post(ctx, url+"/fleet/register", token, report, &answer); err == nil {
+			acked, next = report.VMsDigest, time.Duration(answer.NextInMS)*time.Millisecond
+			if answer.WantVMs {
+				acked, next = "", 0
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(next):
+		}
+	}
+}
+
+func (n *scaleNode) post(ctx context.Context, url, token string, body, out any) error {
+	raw, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(raw))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Authorization", "Bearer "+token)
+	resp, err := n.client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if raw, err = io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s %w", resp.Status, err)
+	}
+	return json.Unmarshal(raw, out)
+}
+
+func (n *scaleNode) serve(w http.ResponseWriter, req *http.Request, id string) {
+	var spec api.MachineRequest
+	if req.Method == http.MethodPost && json.NewDecoder(req.Body).Decode(&spec) == nil {
+		n.mu.Lock()
+		n.vms[spec.ID] = api.ReportedVM{ID: spec.ID, Name: spec.Name, State: api.StateRunning, VCPUs: spec.VCPUs, MemoryMiB: spec.MemoryMiB, Agent: true, Cluster: spec.Labels[api.LabelCluster]}
+		n.mu.Unlock()
+		w.WriteHeader(http.StatusCreated)
+		_ = json.NewEncoder(w).Encode(api.Machine{ID: spec.ID, Name: spec.Name, State: api.StateRunning, Agent: true})
+		return
+	}
+	if req.Method == http.MethodDelete {
+		n.mu.Lock()
+		delete(n.vms, id)
+		n.mu.Unlock()
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// scale is a large fleet: three replicas and many simulated nodes, as processes.
+type scale struct {
+	t      *testing.T
+	ctx    context.Context
+	client *client.Client
+	token  string
+	urls   []string
+	parts  map[string]*exec.Cmd // replicas by their URLs
+}
+
+func (s *scale) start(p part) *exec.Cmd {
+	s.t.Helper()
+	raw, err := json.Marshal(p)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), partEnv+"="+string(raw))
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	if err := cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	return cmd
+}
+
+func freeAddr(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// nodesAPart is how many simulated nodes one process plays: each has three connections.
+const nodesAPart = 1000
+
+// TestAFleetAtScale is small in the quick lane. make scale NODES=… VMS=… makes it large, and shows what it measures.
+func TestAFleetAtScale(t *testing.T) {
+	number := func(name string, otherwise int) int {
+		if n, err := strconv.Atoi(os.Getenv(name)); err == nil {
+			return n
+		}
+		return otherwise
+	}
+	nodes, vms := number("FLUXVM_SCALE_NODES", 50), number("FLUXVM_SCALE_VMS", 100)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
+	defer cancel()
+	s := &scale{t: t, ctx: ctx, token: central.NewToken("fvx_op_"), parts: map[string]*exec.Cmd{}}
+	s.startReplicas()
+	if _, err := s.client.CreateImage(ctx, api.ImageRequest{Name: "tiny", Path: "sim:?tiny", VCPUs: 1, MemoryMiB: 512, HasAgent: true}, ""); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	measured := map[int]bool{}
+	for from := 0; from < nodes; {
+		to := min(from+nodesAPart, nodes)
+		if from == 0 && nodes > 10 {
+			to = 10
+		}
+		s.start(part{Token: s.token, Listen: freeAddr(t), Replicas: s.urls, From: from, To: to})
+		eventually(ctx, t, "for the nodes to be healthy", func() bool { c, err := s.client.Capacity(ctx); return err == nil && c.Healthy == to })
+		s.launch(from*vms/nodes, to*vms/nodes, nodes, vms)
+		if from = to; !measured[to] && (to == 10 || to == 1000 || to == nodes) {
+			measured[to] = true
+			t.Logf("%6d nodes: a placement takes %s", to, s.placement())
+		}
+	}
+	t.Logf("%6d nodes with %d VMs after %s", nodes, vms, time.Since(began).Round(time.Second))
+	s.idle(nodes)
+	s.failover(nodes)
+}
+
+func (s *scale) startReplicas() {
+	s.t.Helper()
+	var initial []consensus.Server
+	var listen []string
+	for i := range 3 {
+		initial = append(initial, consensus.Server{Name: fmt.Sprint("central-", i+1), Addr: freeAddr(s.t)})
+		listen = append(listen, freeAddr(s.t))
+		s.urls = append(s.urls, "http://"+listen[i])
+	}
+	dir := s.t.TempDir()
+	for i, one := range initial {
+		s.parts[s.urls[i]] = s.start(part{Token: s.token, Name: one.Name, Listen: listen[i], Cluster: one.Addr, Dir: filepath.Join(dir, one.Name), Initial: initial})
+	}
+	var err error
+	if s.client, err = client.New(client.Config{Endpoints: s.urls, Token: s.token}); err != nil {
+		s.t.Fatal(err)
+	}
+	eventually(s.ctx, s.t, "for the cluster", func() bool { _, err := s.client.Capacity(s.ctx); return err == nil })
+}
+
+// launch makes the VMs with the given numbers, each on its node.
+func (s *scale) launch(from, to, nodes, vms int) {
+	s.t.Helper()
+	next := make(chan int)
+	var workers sync.WaitGroup
+	for range 16 {
+		workers.Go(func() {
+			for i := range next {
+				_, _, err := s.client.Launch(s.ctx, api.LaunchRequest{Name: fmt.Sprint("vm-", i), Image: "tiny", Node: fmt.Sprintf("scale-%05d", i*nodes/vms)}, client.LaunchOptions{})
+				if err != nil && s.ctx.Err() == nil {
+					s.t.Errorf("launching VM %d: %v", i, err)
+				}
+			}
+		})
+	}
+	for i := from; i < to; i++ {
+		next <- i
+	}
+	close(next)
+	workers.Wait()
+}
+
+// placement is the median time of a dry run, which ranks all hosts and changes nothing.
+func (s *scale) placement() time.Duration {
+	s.t.Helper()
+	var took []time.Duration
+	for range 15 {
+		began := time.Now()
+		if _, err := s.client.DryRun(s.ctx, api.LaunchRequest{Image: "tiny"}); err != nil {
+			s.t.Fatal(err)
+		}
+		took = append(took, time.Since(began))
+	}
+	slices.Sort(took)
+	return took[len(took)/2].Round(10 * time.Microsecond)
+}
+
+func (s *scale) leader() string {
+	s.t.Helper()
+	name := ""
+	eventually(s.ctx, s.t, "for a leader", func() bool {
+		c, err := s.client.Cluster(s.ctx)
+		for _, r := range c.Replicas {
+			if err == nil && r.Role == "leader" {
+				name = r.URL
+			}
+		}
+		return name != ""
+	})
+	return name
+}
+
+// commands is how many commands a replica has carried out.
+func (s *scale) commands(url string) (n float64) {
+	s.t.Helper()
+	resp, err := http.Get(url + "/metrics")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	raw, err := io.ReadAll(resp.Body)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(raw), "\nfluxvm_commands_applied_total ")
+	if _, err := fmt.Sscan(rest, &n); err != nil {
+		s.t.Fatal(err)
+	}
+	return n
+}
+
+// used is the processor time and the memory that a process has taken.
+func (s *scale) used(cmd *exec.Cmd) (cpu time.Duration, rssKiB int) {
+	s.t.Helper()
+	dir := fmt.Sprintf("/proc/%d/", cmd.Process.Pid)
+	stat, err1 := os.ReadFile(dir + "stat")
+	status, err2 := os.ReadFile(dir + "status")
+	if err1 != nil || err2 != nil {
+		return 0, 0 // no such files on this system
+	}
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	user, _ := strconv.Atoi(fields[11])
+	system, _ := strconv.Atoi(fields[12])
+	_, rest, _ := strings.Cut(string(status), "VmRSS:")
+	_, _ = fmt.Sscan(rest, &rssKiB)
+	return time.Duration(user+system) * 10 * time.Millisecond, rssKiB // the kernel counts in hundredths of a second
+}
+
+// idle lets the nodes beat for a while and holds the log to staying as it is.
+func (s *scale) idle(nodes int) {
+	s.t.Helper()
+	leader := s.leader()
+	settled := s.commands(leader)
+	eventually(s.ctx, s.t, "for what was launched to be recorded", func() bool {
+		was := settled
+		settled = s.commands(leader)
+		pauseFor(s.ctx, time.Second)
+		return settled == was
+	})
+	before, _ := s.used(s.parts[leader])
+	began := time.Now()
+	pauseFor(s.ctx, 22*time.Second) // every node reports twice
+	after, rss := s.used(s.parts[leader])
+	share := float64(after-before) / float64(time.Since(began))
+	entries := s.commands(leader) - settled
+	s.t.Logf("%6d idle nodes: the leader takes %.1f %% of a core (%.1f µs a second and node) and %d MiB (%d KiB a node); beats made %.0f log entries",
+		nodes, 100*share, 1e6*share/float64(nodes), rss/1024, rss/nodes, entries)
+	if entries != 0 {
+		s.t.Errorf("%.0f log entries in an idle fleet, want none", entries)
+	}
+}
+
+// failover kills the leader and waits until the next one has heard every node.
+func (s *scale) failover(nodes int) {
+	s.t.Helper()
+	killed := api.TimeOf(time.Now())
+	if err := s.parts[s.leader()].Process.Kill(); err != nil {
+		s.t.Fatal(err)
+	}
+	var heard int
+	eventually(s.ctx, s.t, "for the next leader to hear every node", func() bool {
+		heard = 0
+		for n, err := range s.client.Nodes(s.ctx, client.Filter{}) {
+			if err != nil {
+				return false
+			}
+			if n.State == api.NodeHealthy && n.LastSeenAt > killed {
+				heard++
+			}
+		}
+		return heard == nodes
+	})
+	s.t.Logf("%6d nodes: all confirmed %s after the leader was killed", nodes, api.TimeOf(time.Now()).Sub(killed).Round(100*time.Millisecond))
+	for a, err := range s.client.Activity(s.ctx, client.ActivityFilter{}) {
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		if a.At < killed {
+			break
+		}
+		if strings.HasPrefix(a.Action, "node ") {
+			s.t.Errorf("the change of leader made %s: %s", a.Target, a.Action)
+		}
+	}
+}
+
+func pauseFor(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
