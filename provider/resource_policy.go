@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/hashicorp/terraform-plugin-framework-timeouts/resource/timeouts"
+	"github.com/hashicorp/terraform-plugin-framework-validators/int64validator"
 	"github.com/hashicorp/terraform-plugin-framework/resource"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema"
 	"github.com/hashicorp/terraform-plugin-framework/types"
@@ -21,6 +22,7 @@ type policyModel struct {
 	IsolateTenantNetworks types.Bool     `tfsdk:"isolate_tenant_networks"`
 	MinLeaseHours         types.Int64    `tfsdk:"min_lease_hours"`
 	MaxBootsPerNode       types.Int64    `tfsdk:"max_boots_per_node"`
+	LostAfterSeconds      types.Int64    `tfsdk:"lost_after_seconds"`
 	Timeouts              timeouts.Value `tfsdk:"timeouts"`
 }
 
@@ -48,7 +50,7 @@ func newPolicyResource() resource.Resource {
 		remove: func(ctx context.Context, o op, _ *policyModel) error {
 			_, err := o.PatchPolicy(ctx, api.PolicyPatch{
 				AllowSharedPoolClaims: api.Null[bool](), RequireLeaseForMacOS: api.Null[bool](), IsolateTenantNetworks: api.Null[bool](),
-				MinLeaseHours: api.Null[int64](), MaxBootsPerNode: api.Null[int](),
+				MinLeaseHours: api.Null[int64](), MaxBootsPerNode: api.Null[int](), LostAfterSeconds: api.Null[int64](),
 			})
 			return err
 		},
@@ -73,6 +75,7 @@ func policySchema(ctx context.Context) schema.Schema {
 			"isolate_tenant_networks":  boolean("Whether tenants are kept off each other's networks, and so off shared pools (false).", usual.IsolateTenantNetworks),
 			"min_lease_hours":          number("Minimum term of leases of hosts that can run macOS, in hours (24). It holds for leases made later; 0 is no minimum.", usual.MinLeaseHours, 0, 24*366),
 			"max_boots_per_node":       number("How many spares one host starts at a time (4).", int64(usual.MaxBootsPerNode), 1, 1000),
+			"lost_after_seconds":       bounded("How long a host is silent before it is lost, at least 300. Left out, only the operator calls a host lost.", int64validator.Between(api.MinLostAfterSeconds, 30*24*3600)),
 			"timeouts":                 allTimeouts(ctx),
 		},
 	}
@@ -83,6 +86,7 @@ func (m *policyModel) take(p api.Policy) {
 	m.ID = types.StringValue(policyID)
 	m.AllowSharedPoolClaims, m.RequireLeaseForMacOS = types.BoolValue(p.AllowSharedPoolClaims), types.BoolValue(p.RequireLeaseForMacOS)
 	m.IsolateTenantNetworks = types.BoolValue(p.IsolateTenantNetworks)
+	m.LostAfterSeconds = types.Int64PointerValue(p.LostAfterSeconds)
 	m.MinLeaseHours, m.MaxBootsPerNode = types.Int64Value(p.MinLeaseHours), types.Int64Value(int64(p.MaxBootsPerNode))
 }
 
@@ -91,6 +95,7 @@ func policyPatch(plan, have *policyModel) (p api.PolicyPatch) {
 	patchBool(&p.RequireLeaseForMacOS, plan.RequireLeaseForMacOS, have.RequireLeaseForMacOS)
 	patchBool(&p.IsolateTenantNetworks, plan.IsolateTenantNetworks, have.IsolateTenantNetworks)
 	patchInt(&p.MinLeaseHours, plan.MinLeaseHours, have.MinLeaseHours)
+	patchInt(&p.LostAfterSeconds, plan.LostAfterSeconds, have.LostAfterSeconds)
 	patchInt(&p.MaxBootsPerNode, plan.MaxBootsPerNode, have.MaxBootsPerNode)
 	return p
 }

@@ -197,10 +197,10 @@ func TestAccPolicyLife(t *testing.T) {
 		return resource.TestStep{Config: policy(extra), ConfigPlanChecks: plans(thePolicy, action), ConfigStateChecks: checks}
 	}
 	update, off := plancheck.ResourceActionUpdate, knownvalue.Bool(false)
-	most := "  allow_shared_pool_claims = true\n  require_lease_for_macos = false\n  min_lease_hours = 0\n  max_boots_per_node = 2"
+	most := "  allow_shared_pool_claims = true\n  require_lease_for_macos = false\n  min_lease_hours = 0\n  max_boots_per_node = 2\n  lost_after_seconds = 3600"
 	f.run(t,
 		step("  min_lease_hours = 1", plancheck.ResourceActionCreate, is(thePolicy, "min_lease_hours", num(1)), is(thePolicy, "require_lease_for_macos", yes()), is(thePolicy, "max_boots_per_node", num(4))),
-		step(most, update, is(thePolicy, "allow_shared_pool_claims", yes()), is(thePolicy, "require_lease_for_macos", off), is(thePolicy, "min_lease_hours", num(0))),
+		step(most, update, is(thePolicy, "allow_shared_pool_claims", yes()), is(thePolicy, "require_lease_for_macos", off), is(thePolicy, "min_lease_hours", num(0)), is(thePolicy, "lost_after_seconds", num(3600))),
 		resource.TestStep{ResourceName: thePolicy, ImportState: true, ImportStateId: "policy", ImportStateVerify: true},
 		resource.TestStep{ResourceName: thePolicy, ImportState: true, ImportStateId: "policy", ImportStateKind: resource.ImportBlockWithID, Config: policy(most)},
 		resource.TestStep{ResourceName: thePolicy, ImportState: true, ImportStateId: "mine", ExpectError: regexp.MustCompile(`id policy`)},
@@ -275,7 +275,7 @@ func TestPlanRefusesTenantsTheFleetWould(t *testing.T) {
 		"fluxvm_tenant":     {"name": "acme", "default_ttl_seconds": 1, "max_ttl_seconds": 1},
 		"fluxvm_tenant_key": {"tenant": "acme", "role": "viewer", "expires_in": "1d12h", "store_secret": true},
 		"fluxvm_lease":      {"tenant": "acme", "node": "studio-1", "duration": "90m"},
-		"fluxvm_policy":     {"min_lease_hours": 0, "max_boots_per_node": 1},
+		"fluxvm_policy":     {"min_lease_hours": 0, "max_boots_per_node": 1, "lost_after_seconds": 300},
 	}
 	for kind, set := range good {
 		if got := validated(t, kind, set); len(got) > 0 {
@@ -290,7 +290,7 @@ func TestPlanRefusesTenantsTheFleetWould(t *testing.T) {
 		{"fluxvm_tenant_key", "role", "operator"}, {"fluxvm_tenant_key", "expires_in", "soon"}, {"fluxvm_tenant_key", "expires_in", "10ms"}, {"fluxvm_tenant_key", "tenant", "a/b"},
 		{"fluxvm_lease", "duration", "7"}, {"fluxvm_lease", "node", "a/b"}, {"fluxvm_lease", "node_count", 2}, {"fluxvm_lease", "ends_at", "tomorrow"},
 		{"fluxvm_lease", "node_selector", map[string]string{"a": "b"}},
-		{"fluxvm_policy", "min_lease_hours", -1}, {"fluxvm_policy", "max_boots_per_node", 0},
+		{"fluxvm_policy", "min_lease_hours", -1}, {"fluxvm_policy", "max_boots_per_node", 0}, {"fluxvm_policy", "lost_after_seconds", 299},
 	} {
 		set := map[string]any{}
 		for k, v := range good[c.kind] {
