@@ -164,7 +164,7 @@ func (t *tx) deleteNode(c DeleteNode) (any, error) {
 	}
 	for v := range t.VMsOn(c.Name) {
 		if v.State != api.StateLost && !c.Force {
-			return nil, api.Errorf(api.CodeConflict, "node %s still holds %d VMs; drain it and delete them first, or if it is gone for good: fluxctl fleet node-lost %s", c.Name, t.Use(c.Name).VMs, c.Name)
+			return nil, api.Errorf(api.CodeConflict, "node %s still holds %d VMs; drain it and delete them first, or if it is gone for good give it up with fluxctl fleet node-lost %s, or delete it with force", c.Name, t.Use(c.Name).VMs, c.Name)
 		}
 	}
 	t.forgetVMs(have)

@@ -271,6 +271,7 @@ func TestDriftOfEveryAttributeShows(t *testing.T) {
 		"fluxvm_policy.isolate_tenant_networks":  policy(func(x *api.Policy) { x.IsolateTenantNetworks = true }),
 		"fluxvm_policy.min_lease_hours":          policy(func(x *api.Policy) { x.MinLeaseHours = 0 }),
 		"fluxvm_policy.max_boots_per_node":       policy(func(x *api.Policy) { x.MaxBootsPerNode = 1 }),
+		"fluxvm_policy.lost_after_seconds":       policy(func(x *api.Policy) { x.LostAfterSeconds = n(300) }),
 
 		"fluxvm_lease.ends_at":    leased(func(x *api.Lease) { x.EndsAt = x.EndsAt.Add(time.Hour) }),
 		"fluxvm_lease.duration":   leased(func(x *api.Lease) { x.EndsAt = x.EndsAt.Add(time.Hour) }),
