@@ -65,7 +65,7 @@ func (q *request) authenticate(rt route) error {
 	if rt.who == forAnyone {
 		return nil
 	}
-	token, ok := strings.CutPrefix(q.Header.Get("Authorization"), "Bearer ")
+	token, ok := api.BearerToken(q.Header.Get("Authorization"))
 	if !ok || token == "" {
 		return api.Errorf(api.CodeUnauthenticated, "send a token in the header Authorization: Bearer …")
 	}

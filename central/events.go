@@ -1,6 +1,7 @@
 package central
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -14,6 +15,8 @@ import (
 )
 
 const (
+	eventsPath    = "/fleet/events"
+	catchUp       = 5 * time.Second // how far behind the others a replica may be that is asked to go on with a stream
 	eventsPerRead = 256
 	keepAlive     = 4 * time.Second // also how long a stream outlives the revocation of its key
 )
@@ -21,6 +24,9 @@ const (
 // streamEvents answers GET /fleet/events with what changed, from any replica: event ids are the same everywhere.
 func (q *request) streamEvents() error {
 	index, n, err := q.startOfStream()
+	if err == nil {
+		err = q.reached(index)
+	}
 	if err != nil {
 		return err
 	}
@@ -94,6 +100,23 @@ func (q *request) startOfStream() (index uint64, n int, err error) {
 		return 0, 0, api.Invalid("from", "from and Last-Event-ID must be the id of an event, such as 120.0, or now")
 	}
 	return index, n, nil
+}
+
+// reached waits until this replica has come to where a stream is to go on; the others may be ahead of it.
+func (q *request) reached(index uint64) error {
+	ctx, cancel := context.WithTimeout(q.Context(), catchUp)
+	defer cancel()
+	for view := q.r.state.View(); view.Index() < index; view = q.r.state.View() {
+		select {
+		case <-view.Watch(""):
+		case <-view.Abandoned():
+		case <-q.r.closing:
+			return api.Errorf(api.CodeUnavailable, "this replica is ending; ask another one")
+		case <-ctx.Done():
+			return api.Errorf(api.CodeCursorGone, "event %d has not happened here; list what you need and go on with from=now", index)
+		}
+	}
+	return nil
 }
 
 func (q *request) writeEvent(e fsm.Event) error {

@@ -35,7 +35,7 @@ func (r *Replica) routes() []route {
 		{"GET", "/metrics", forAnyone, true, (*request).getMetrics},
 		{"GET", "/openapi.json", forAnyone, true, (*request).getOpenAPI},
 		{"POST", "/fleet/register", forNodes, true, (*request).registerNode},
-		{"GET", "/fleet/events", forTenants, true, (*request).streamEvents},
+		{"GET", eventsPath, forTenants, true, (*request).streamEvents},
 		{"GET", "/fleet/cluster", forOperator, false, (*request).getCluster},
 		{"POST", "/fleet/cluster/replicas", forReplicas, false, (*request).addReplica},
 		{"DELETE", "/fleet/cluster/replicas/{name}", forOperator, false, (*request).removeReplica},
@@ -119,14 +119,18 @@ func (r *Replica) PeerHandler() http.Handler {
 func (r *Replica) router(forwarded bool) http.Handler {
 	m := mux.NewRouter().UseEncodedPath().SkipClean(true)
 	for _, rt := range r.routes() {
-		m.Handle(rt.path, r.handler(rt, forwarded)).Methods(rt.method)
+		methods := []string{rt.method}
+		if rt.method == http.MethodGet && rt.path != eventsPath { // a stream has no end to be asked about
+			methods = append(methods, http.MethodHead)
+		}
+		m.Handle(rt.path, r.handler(rt, forwarded)).Methods(methods...)
 	}
 	if !forwarded {
 		r.serveConsole(m)
 	}
 	m.MethodNotAllowedHandler = refuseMethod(m)
 	m.NotFoundHandler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		writeError(w, requestID(req), api.Errorf(api.CodeNotFound, "there is no such route; GET /openapi.json lists them"))
+		writeError(w, named(w, req), api.Errorf(api.CodeNotFound, "there is no such route; GET /openapi.json lists them"))
 	})
 	return m
 }
@@ -145,6 +149,14 @@ func (r *Replica) serveConsole(m *mux.Router) {
 	m.PathPrefix(console.Path).Handler(files).Methods(http.MethodGet, http.MethodHead)
 }
 
+// named gives the request its id, in the headers that every answer has.
+func named(w http.ResponseWriter, req *http.Request) (id string) {
+	id = requestID(req)
+	w.Header().Set(api.HeaderRequestID, id)
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	return id
+}
+
 // refuseMethod answers a path that is there with a method that it does not take.
 func refuseMethod(m *mux.Router) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -158,7 +170,8 @@ func refuseMethod(m *mux.Router) http.Handler {
 			}
 		}
 		w.Header().Set("Allow", strings.Join(methods, ", "))
-		e := api.Errorf(api.CodeInvalid, "this route takes %s", strings.Join(methods, ", ")).Filled(requestID(req))
+		id := named(w, req)
+		e := api.Errorf(api.CodeInvalid, "this route takes %s", strings.Join(methods, ", ")).Filled(id)
 		e.Status = http.StatusMethodNotAllowed
 		writeProblem(w, http.StatusMethodNotAllowed, e)
 	})
@@ -200,9 +213,7 @@ func requestID(req *http.Request) string {
 // handler is the way of every request: read, authenticate, forward or make sure of the state, handle, answer.
 func (r *Replica) handler(rt route, forwarded bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		q := &request{Request: req, r: r, w: &answer{ResponseWriter: w, status: http.StatusOK}, id: requestID(req), forwarded: forwarded}
-		q.w.Header().Set(api.HeaderRequestID, q.id)
-		q.w.Header().Set("X-Content-Type-Options", "nosniff")
+		q := &request{Request: req, r: r, w: &answer{ResponseWriter: w, status: http.StatusOK}, id: named(w, req), forwarded: forwarded}
 		if err := q.serve(rt); err != nil {
 			q.fail(err)
 		}

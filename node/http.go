@@ -201,7 +201,7 @@ func (c *call) empty() error {
 
 // authorize says who the caller is. Where no token is set, everyone who can reach the listener is the admin.
 func (d *Daemon) authorize(req *http.Request, who role) (actor string, err error) {
-	shown, found := strings.CutPrefix(req.Header.Get("Authorization"), "Bearer ")
+	shown, found := api.BearerToken(req.Header.Get("Authorization"))
 	has := anyone
 	switch {
 	case found && matches(shown, d.id.credential):

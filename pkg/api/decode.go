@@ -6,6 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"reflect"
+	"slices"
 	"strings"
 )
 
@@ -29,13 +32,75 @@ func Decode(raw []byte, v any) error {
 	if err := dec.Decode(v); err != nil {
 		return decodeError(err, dec.InputOffset())
 	}
+	return checkNames(raw, reflect.TypeOf(v))
+}
+
+// checkNames holds an object to the exact names of a struct's fields: encoding/json takes them in any case, so that two
+// spellings of one field could say two things. What raw is was decoded before.
+func checkNames(raw []byte, t reflect.Type) error {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if reflect.PointerTo(t).Implements(reflect.TypeFor[json.Unmarshaler]()) {
+		return nil // it reads in its own way
+	}
+	switch t.Kind() {
+	case reflect.Slice, reflect.Array:
+		var items []json.RawMessage
+		if json.Unmarshal(raw, &items) != nil {
+			return nil
+		}
+		for _, item := range items {
+			if err := checkNames(item, t.Elem()); err != nil {
+				return err
+			}
+		}
+	case reflect.Struct:
+		var object map[string]json.RawMessage
+		if json.Unmarshal(raw, &object) != nil {
+			return nil
+		}
+		fields := fieldsOf(t)
+		for _, name := range slices.Sorted(maps.Keys(object)) {
+			field, ok := fields[name]
+			if !ok {
+				return Invalid(name, "unknown field %s; check its spelling, capitals count", shown(name))
+			}
+			if err := checkNames(object[name], field); err != nil {
+				return err
+			}
+		}
+	}
 	return nil
 }
 
-// checkShape walks the tokens once: a single object, not too deep, nothing after it.
+// fieldsOf are the types of a struct's fields by their names in JSON, those of embedded structs among them.
+func fieldsOf(t reflect.Type) map[string]reflect.Type {
+	out := map[string]reflect.Type{}
+	for _, f := range reflect.VisibleFields(t) {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		switch {
+		case !f.IsExported() || f.Anonymous && name == "" || name == "-":
+		case name == "":
+			out[f.Name] = f.Type
+		default:
+			out[name] = f.Type
+		}
+	}
+	return out
+}
+
+// level is one open object or array while the tokens are walked.
+type level struct {
+	names map[string]bool // of an object, those seen so far; nil for an array
+	value bool            // the next token belongs to a name
+}
+
+// checkShape walks the tokens once: a single object, not too deep, no name twice, nothing after it.
 func checkShape(raw []byte) error {
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	depth, tokens := 0, 0
+	var open []level
 	for {
 		token, err := dec.Token()
 		if err == io.EOF {
@@ -46,6 +111,9 @@ func checkShape(raw []byte) error {
 		}
 		if err != nil {
 			return decodeError(err, dec.InputOffset())
+		}
+		if err := twice(&open, token, dec.InputOffset()); err != nil {
+			return err
 		}
 		if delim, ok := token.(json.Delim); ok && (delim == '{' || delim == '[') {
 			if depth == 0 && delim == '[' {
@@ -64,6 +132,35 @@ func checkShape(raw []byte) error {
 		}
 		tokens++
 	}
+}
+
+// twice refuses a name that an object has already: readers differ in which of the two counts.
+func twice(open *[]level, token json.Token, at int64) error {
+	n := len(*open)
+	delim, isDelim := token.(json.Delim)
+	if isDelim && (delim == '}' || delim == ']') {
+		*open = (*open)[:max(0, n-1)]
+		return nil
+	}
+	if n > 0 && (*open)[n-1].names != nil {
+		here := &(*open)[n-1]
+		if name, ok := token.(string); ok && !here.value {
+			if here.names[name] {
+				return Invalid(name, "the field %s is there twice, the second time before byte %d; give it once", shown(name), at)
+			}
+			here.names[name], here.value = true, true
+			return nil
+		}
+		here.value = false
+	}
+	if isDelim {
+		one := level{}
+		if delim == '{' {
+			one.names = map[string]bool{}
+		}
+		*open = append(*open, one)
+	}
+	return nil
 }
 
 func decodeError(err error, at int64) error {

@@ -3,6 +3,7 @@ package api
 import (
 	"maps"
 	"slices"
+	"strings"
 )
 
 // Headers of orders that central gives to nodes, and of the fleet API.
@@ -15,6 +16,12 @@ const (
 	HeaderReplayed       = "Idempotent-Replayed"
 	HeaderRequestID      = "X-Request-Id"
 )
+
+// BearerToken is the token of an Authorization header. The scheme may be written in any case.
+func BearerToken(header string) (token string, ok bool) {
+	scheme, token, ok := strings.Cut(header, " ")
+	return token, ok && strings.EqualFold(scheme, "bearer")
+}
 
 // Backends: the ways of running a machine.
 const (
