@@ -27,15 +27,15 @@ func (v View) AllLeases(start string) iter.Seq[*Lease] {
 // LiveLeases are those that still hold hosts.
 func (v View) LiveLeases() iter.Seq[*Lease] { return each[Lease](v, tableLease, "live", "live") }
 
-// Blockers are the VMs of others that a pending lease waits for. One whose end was asked for still runs until its node
-// has confirmed that it is gone.
+// Blockers are the VMs that a lease waits for: of others while it is pending, all that are left while it ends. One whose
+// end was asked for still runs until its node has confirmed that it is gone.
 func (v View) Blockers(l *Lease) (ids []string) {
-	if l.State != api.LeasePending {
+	if l.State != api.LeasePending && l.State != api.LeaseEnding {
 		return nil
 	}
 	for _, node := range l.Nodes {
 		for vm := range v.VMsOn(node) {
-			if ofOthers(vm, l.Tenant) {
+			if l.State == api.LeaseEnding || ofOthers(vm, l.Tenant) {
 				ids = append(ids, vm.ID)
 			}
 		}

@@ -235,7 +235,9 @@ func TestLeaseEndsByItselfAndItsHostIsFreeOnlyWhenItsScrubIsConfirmed(t *testing
 		}
 	}
 	f.pass(48 * hourMS)
-	f.advance("l", api.LeaseEnding)
+	if l := f.advance("l", api.LeaseEnding); !slices.Equal(f.view().Blockers(l), []string{"x"}) {
+		t.Errorf("it waits for %v, want the VM that is left", f.view().Blockers(l))
+	}
 	nobody(api.WhyLeased)
 	if v := f.vm("x"); v.Live() || !v.NeedsOrder() {
 		t.Errorf("got %+v, want its end ordered", v)
@@ -243,6 +245,9 @@ func TestLeaseEndsByItselfAndItsHostIsFreeOnlyWhenItsScrubIsConfirmed(t *testing
 	f.advance("l", api.LeaseEnding) // the node has not confirmed
 	f.report("x", api.StateGone)
 	l := f.advance("l", api.LeaseScrubbing)
+	if f.view().Blockers(l) != nil {
+		t.Errorf("a scrub waits for %v", f.view().Blockers(l))
+	}
 	nobody(api.WhyScrub)
 	if s := l.Scrubs[0]; s.Node != "n1" || s.Order != f.index || s.State != api.ScrubRunning || s.StartedAt != f.view().Meta().Now {
 		t.Errorf("got %+v", s)
