@@ -210,7 +210,9 @@ func (t *tx) patchLease(c PatchLease) (any, error) {
 		row.EndsAt, row.EndAsked, row.Reason = p.V, false, ""
 	}
 	if p := c.Patch.AutoRenew; p.Set {
-		row.AutoRenew = p.V
+		if row.AutoRenew = p.V; p.V { // it goes on, so it no longer ends as was asked
+			row.EndAsked, row.Reason = false, ""
+		}
 	}
 	t.putLease(&row)
 	t.log(t.env.Actor, "PATCH /fleet/leases/{id}", row.ID, row.Tenant, "ok")

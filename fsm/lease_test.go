@@ -166,8 +166,8 @@ func TestEarlyEndOfAMacIsAnIntentUntilItsMinimumIsOver(t *testing.T) {
 	if l.State != api.LeaseActive || !l.EndAsked || l.EndsAt != start+24*hourMS || l.Reason == "" {
 		t.Errorf("got %+v, want it to go on to its minimum", l)
 	}
-	f.do(KindPatchLease, PatchLease{ID: "l", Patch: api.LeasePatch{AutoRenew: api.Some(true)}}) // does not take the end back
-	f.launched("x", "", Launch{Tenant: "acme", Name: "x", Image: "img"}, "m1")                  // it is still its tenant's
+	f.do(KindPatchLease, PatchLease{ID: "l", Patch: api.LeasePatch{AutoRenew: api.Some(false)}}) // does not take the end back
+	f.launched("x", "", Launch{Tenant: "acme", Name: "x", Image: "img"}, "m1")                   // it is still its tenant's
 	f.pass(start + 24*hourMS - f.now - 30)
 	before := f.view()
 	f.advance("l", api.LeaseActive)
@@ -198,6 +198,20 @@ func TestEndThatWasAskedIsTakenBackByALaterEnd(t *testing.T) {
 	f.refused(api.CodeInvalid, "ends_at", KindPatchLease, PatchLease{ID: "l", Patch: api.LeasePatch{EndsAt: api.Some(f.now - 1)}})
 	f.do(KindEndLease, EndLease{ID: "l"})
 	f.refused(api.CodeConflict, "", KindPatchLease, PatchLease{ID: "l", Patch: api.LeasePatch{AutoRenew: api.Some(true)}})
+}
+
+func TestEndThatWasAskedIsTakenBackByARenewal(t *testing.T) {
+	f := leaseFleet(t)
+	f.leased("l", "acme", "m1")
+	f.do(KindEndLease, EndLease{ID: "l"})
+	l := f.do(KindPatchLease, PatchLease{ID: "l", Patch: api.LeasePatch{AutoRenew: api.Some(true)}}).Value.(*Lease)
+	if l.EndAsked || l.Reason != "" || !l.AutoRenew {
+		t.Errorf("got %+v, want no trace of the end", l)
+	}
+	f.pass(l.EndsAt - f.now)
+	if got := f.advance("l", api.LeaseActive); got.EndsAt <= l.EndsAt {
+		t.Errorf("got %+v, want it renewed", got)
+	}
 }
 
 func TestLeaseRenewsItselfUntilItsEndIsAsked(t *testing.T) {
