@@ -161,6 +161,10 @@ func (q *request) patchLease() error {
 
 // endLease answers DELETE: the wish is taken in, and the answer shows when and how far the end is.
 func (q *request) endLease() error {
+	version, err := q.ifMatch()
+	if err != nil {
+		return err
+	}
 	l, err := q.lease(q.r.state.View())
 	if err != nil {
 		return err
@@ -168,7 +172,7 @@ func (q *request) endLease() error {
 	if !l.Live() {
 		return q.noContent()
 	}
-	result, err := q.propose(fsm.KindEndLease, nil, fsm.EndLease{ID: l.ID, Tenant: q.caller.tenant})
+	result, err := q.propose(fsm.KindEndLease, nil, fsm.EndLease{ID: l.ID, Tenant: q.caller.tenant, IfMatch: version})
 	if err != nil {
 		return err
 	}

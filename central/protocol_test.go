@@ -136,6 +136,20 @@ func TestIfMatchHoldsAChangeToWhatWasRead(t *testing.T) {
 	})
 }
 
+func TestIfMatchHoldsTheEndOfALeaseToWhatWasRead(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
+		r.ready("n1")
+		acme := r.tenant("acme", nil)
+		path := "/fleet/leases/" + r.lease("acme", "n1", "1h").ID
+		etag := r.must(acme, "GET", path, nil).header.Get("ETag")
+		r.must(acme, "PATCH", path, body{"auto_renew": true})
+		if got := r.as(acme, "DELETE", path, nil, "If-Match", etag); got.code() != api.CodeConflict {
+			t.Errorf("with the old version: %s, want conflict", got)
+		}
+		r.must(acme, "DELETE", path, nil, "If-Match", r.must(acme, "GET", path, nil).header.Get("ETag"))
+	})
+}
+
 func TestABlockingReadWaitsForWhatItShows(t *testing.T) {
 	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1")

@@ -434,8 +434,9 @@ type PatchLease struct {
 
 // EndLease takes in the wish to end a lease early. Tenant must be the lease's; empty for the operator.
 type EndLease struct {
-	ID     string `json:"id"`
-	Tenant string `json:"tenant,omitempty"`
+	ID      string `json:"id"`
+	Tenant  string `json:"tenant,omitempty"`
+	IfMatch uint64 `json:"if_match,omitempty"`
 }
 
 // AdvanceLease brings a lease as far as the rows and the time allow.

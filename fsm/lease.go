@@ -225,13 +225,20 @@ func (t *tx) endLease(c EndLease) (any, error) {
 	if have == nil || c.Tenant != "" && have.Tenant != c.Tenant {
 		return nil, notFound("lease", c.ID)
 	}
+	if err := checkVersion("lease", have.Version, c.IfMatch); err != nil {
+		return nil, err
+	}
 	row := *have
 	switch have.State {
 	case api.LeasePending:
 		t.drop(&row, "ended before it began")
 	case api.LeaseActive:
-		row.EndAsked, row.AutoRenew = true, false
-		if row.EndsAt = max(t.now, row.EarliestEnd); row.EndsAt > t.now {
+		end := max(t.now, row.EarliestEnd)
+		if !row.AutoRenew { // one that was to end already ended then, however late that is noticed
+			end = min(end, row.EndsAt)
+		}
+		row.EndAsked, row.AutoRenew, row.EndsAt = true, false, end
+		if row.EndsAt > t.now {
 			row.Reason = "ends when its minimum term is over"
 			t.putLease(&row)
 		} else {

@@ -161,6 +161,7 @@ func TestEarlyEndOfAMacIsAnIntentUntilItsMinimumIsOver(t *testing.T) {
 	start := f.leased("l", "acme", "m1").StartsAt
 	f.refused(api.CodeNotFound, "", KindEndLease, EndLease{ID: "l", Tenant: "beta"})
 	f.refused(api.CodeNotFound, "", KindEndLease, EndLease{ID: "absent"})
+	f.refused(api.CodeConflict, "", KindEndLease, EndLease{ID: "l", IfMatch: 1})
 	f.pass(hourMS)
 	l := f.do(KindEndLease, EndLease{ID: "l", Tenant: "acme"}).Value.(*Lease)
 	if l.State != api.LeaseActive || !l.EndAsked || l.EndsAt != start+24*hourMS || l.Reason == "" {
@@ -198,6 +199,18 @@ func TestEndThatWasAskedIsTakenBackByALaterEnd(t *testing.T) {
 	f.refused(api.CodeInvalid, "ends_at", KindPatchLease, PatchLease{ID: "l", Patch: api.LeasePatch{EndsAt: api.Some(f.now - 1)}})
 	f.do(KindEndLease, EndLease{ID: "l"})
 	f.refused(api.CodeConflict, "", KindPatchLease, PatchLease{ID: "l", Patch: api.LeasePatch{AutoRenew: api.Some(true)}})
+}
+
+func TestEndAskedForAfterTheTermIsNotBilledBeyondIt(t *testing.T) {
+	f := leaseFleet(t)
+	ends := f.leased("l", "acme", "n1").EndsAt
+	f.pass(ends - f.now + hourMS) // nobody has noticed yet
+	if l := f.do(KindEndLease, EndLease{ID: "l"}).Value.(*Lease); l.State != api.LeaseEnding || l.EndsAt != ends {
+		t.Errorf("got %+v, want it ended at %s", l, ends)
+	}
+	if rows := f.stretches("", "l"); len(rows) != 1 || rows[0].EndedAt != ends {
+		t.Errorf("got %+v, want it billed for its term", rows)
+	}
 }
 
 func TestEndThatWasAskedIsTakenBackByARenewal(t *testing.T) {

@@ -178,7 +178,11 @@ func (m *model) endLease(*rapid.T) {
 			m.r.Fatalf("the end of %+v before its time made %+v", l, is)
 		}
 	case l.State == api.LeaseActive:
-		if is.State != api.LeaseEnding || is.EndsAt != now {
+		ends := now
+		if !l.AutoRenew {
+			ends = min(now, l.EndsAt)
+		}
+		if is.State != api.LeaseEnding || is.EndsAt != ends {
 			m.r.Fatalf("the end of %+v at %s made %+v", l, now, is)
 		}
 	case is != l:
