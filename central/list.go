@@ -1,6 +1,7 @@
 package central
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"iter"
@@ -168,11 +169,7 @@ func vmFilter(tenant, node, pool, state string, labels []string) (func(*fsm.VM) 
 		return nil, err
 	}
 	return func(v *fsm.VM) bool {
-		owner := v.Tenant
-		if owner == "" {
-			owner = "operator"
-		}
-		return (tenant == "" || owner == tenant) && (node == "" || v.Node == node) && (pool == "" || v.Pool == pool || v.ClaimedFrom == pool) &&
+		return (tenant == "" || cmp.Or(v.Tenant, "operator") == tenant) && (node == "" || v.Node == node) && (pool == "" || v.Pool == pool || v.ClaimedFrom == pool) &&
 			(state == "" || string(v.State) == state) && api.Matches(selector, v.Labels)
 	}, nil
 }
@@ -195,7 +192,7 @@ func (q *request) listActivity() error {
 	tenant, actor, action, target := query.Get("tenant"), query.Get("actor"), query.Get("action"), query.Get("target")
 	return q.send(http.StatusOK, listPage(page{limit: p.limit}, view.Activities(before), func(a *fsm.Activity) string { return strconv.FormatUint(a.Seq, 10) },
 		func(a *fsm.Activity) bool {
-			return q.caller.sees(a.Tenant) && (tenant == "" || a.Tenant == tenant) && (actor == "" || a.Actor == actor) &&
+			return q.caller.sees(a.Tenant) && (tenant == "" || cmp.Or(a.Tenant, "operator") == tenant) && (actor == "" || a.Actor == actor) &&
 				(action == "" || a.Action == action) && (target == "" || a.Target == target)
 		}, wireActivity))
 }

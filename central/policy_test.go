@@ -313,6 +313,17 @@ func TestATenantSeesItsOwnEventsAndActivity(t *testing.T) {
 		if len(filtered) != 1 || filtered[0].Target != l.ID {
 			t.Errorf("activity of the lease's scrub: %+v", filtered)
 		}
+		for _, a := range everything[api.Activity](r, operatorToken, "/fleet/activity?tenant=operator&") {
+			if owner[a.ID] != "" {
+				t.Errorf("the operator's own activity has %s's %+v", owner[a.ID], a)
+			}
+			delete(owner, a.ID)
+		}
+		for id, of := range owner {
+			if of == "" {
+				t.Errorf("the operator's own activity lacks %s", id)
+			}
+		}
 		second := r.key("", api.RoleOperator, 0)
 		r.must(second.Secret, "POST", "/fleet/nodes/n2/cordon", nil)
 		if a := everything[api.Activity](r, operatorToken, "/fleet/activity?target=n2&")[0]; a.Actor != "operator:"+second.ID[:8] {
@@ -375,6 +386,36 @@ func TestARepeatOfAPoolsCreationNeverShowsAnothersPool(t *testing.T) {
 	})
 }
 
+func TestPoolsAreFilteredByOwnerAndState(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
+		r.ready("n1")
+		acme := r.tenant("acme", nil)
+		r.pool("shared", body{"image": "tiny", "min_ready": 1})
+		r.must(acme, "POST", "/fleet/pools", body{"name": "own", "image": "tiny", "min_ready": 0})
+		for query, want := range map[string]string{"tenant=acme": "own", "tenant=operator": "shared", "state=paused": "own", "tenant=acme&state=ready": "", "": "own shared"} {
+			var names []string
+			for _, p := range everything[api.Pool](r, operatorToken, "/fleet/pools?"+query+"&") {
+				names = append(names, p.Name)
+			}
+			if got := strings.Join(names, " "); got != want {
+				t.Errorf("%q gives %q, want %q", query, got, want)
+			}
+		}
+	})
+}
+
+func TestANullQuotaIsNoLimit(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
+		r.ready("n1")
+		acme := r.tenant("acme", body{"max_vms": 0, "max_pools": 0})
+		got := into[api.Tenant](t, r.must(operatorToken, "PATCH", "/fleet/tenants/acme", body{"quota": nil}))
+		if got.Quota != (api.Quota{}) {
+			t.Errorf("got %s, want no limit", asJSON(got))
+		}
+		r.must(acme, "POST", "/fleet/vms", body{"image": "tiny"})
+	})
+}
+
 func TestATenantsOwnPolicyShowsInWhatItSeesAndMay(t *testing.T) {
 	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1")
@@ -393,7 +434,7 @@ func TestATenantsOwnPolicyShowsInWhatItSeesAndMay(t *testing.T) {
 		if got := r.as(acme, "PATCH", "/fleet/tenants/acme", body{"policy": body{"require_lease_for_macos": false}}); got.status != 403 {
 			t.Errorf("a tenant changed its own policy: %s", got)
 		}
-		r.must(operatorToken, "PATCH", "/fleet/tenants/acme", body{"policy": body{"allow_shared_pool_claims": nil}})
+		r.must(operatorToken, "PATCH", "/fleet/tenants/acme", body{"policy": nil})
 		if got := r.as(acme, "GET", "/fleet/pools/shared", nil); got.status != 404 {
 			t.Errorf("acme sees a pool that the fleet's policy hides: %s", got)
 		}

@@ -12,10 +12,13 @@ func (q *request) listPools() error {
 	if err != nil {
 		return err
 	}
+	query := q.URL.Query()
+	tenant, state := query.Get("tenant"), query.Get("state")
 	view := q.r.state.View()
 	q.index(view)
-	return q.send(http.StatusOK, listPage(p, view.Pools(p.after), func(p *fsm.Pool) string { return p.Name },
-		func(p *fsm.Pool) bool { return q.seesPool(view, p) }, func(p *fsm.Pool) api.Pool { return q.showPool(view, p) }))
+	return q.send(http.StatusOK, listPage(p, view.Pools(p.after), func(p *fsm.Pool) string { return p.Name }, func(p *fsm.Pool) bool {
+		return q.seesPool(view, p) && (tenant == "" || p.Owner() == tenant) && (state == "" || string(poolStatus(view, p).State) == state)
+	}, func(p *fsm.Pool) api.Pool { return q.showPool(view, p) }))
 }
 
 // pool finds the pool that the path names, if the caller may know of it.

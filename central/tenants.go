@@ -67,8 +67,8 @@ func (q *request) getTenant() error {
 }
 
 func (q *request) patchTenant() error {
-	var body api.TenantPatch
-	if err := q.decode(&body); err != nil {
+	body, err := api.DecodeTenantPatch(q.body)
+	if err != nil {
 		return err
 	}
 	version, err := q.ifMatch()

@@ -123,7 +123,7 @@ func (r *LeaseRequest) Check() error {
 	}
 	if r.Duration != "" {
 		if d, ok := ParseDuration(r.Duration); !ok || d < time.Second || d > MaxLease {
-			return Invalid("duration", "duration must be such as 90m, 2h or 7d")
+			return Invalid("duration", "duration must be such as 90m, 2h or 7d, from a second to %d days", MaxLeaseDays)
 		}
 	}
 	if r.Node != "" {

@@ -154,10 +154,13 @@ func (p *Prices) Check() error {
 	return nil
 }
 
+// maxAdjustment bounds one adjustment, in micros.
+const maxAdjustment = 1 << 60
+
 // Check refuses an adjustment without a reason.
 func (r *AdjustmentRequest) Check() error {
-	if r.AmountMicros == 0 || r.AmountMicros > 1<<60 || r.AmountMicros < -(1<<60) {
-		return Invalid("amount_micros", "amount_micros must be a whole number other than 0")
+	if r.AmountMicros == 0 || r.AmountMicros > maxAdjustment || r.AmountMicros < -maxAdjustment {
+		return Invalid("amount_micros", "amount_micros must be a whole number other than 0, from %d to %d", int64(-maxAdjustment), int64(maxAdjustment))
 	}
 	return first(CheckName("tenant", r.Tenant, MaxPoolName), checkText("reason", r.Reason, maxReasonLength, true))
 }

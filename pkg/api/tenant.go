@@ -1,5 +1,7 @@
 package api
 
+import "encoding/json"
+
 // Quota bounds what a tenant may hold at once. Null is no limit, 0 is none.
 type Quota struct {
 	MaxVMs         *int64 `json:"max_vms"`
@@ -57,6 +59,25 @@ type TenantPatch struct {
 	MaxTTLSeconds     Optional[int64] `json:"max_ttl_seconds,omitzero"`
 
 	Policy TenantPolicyPatch `json:"policy,omitzero"`
+}
+
+// DecodeTenantPatch reads a TenantPatch. A null quota is no limit at all, a null policy is the fleet's in everything.
+func DecodeTenantPatch(raw []byte) (p TenantPatch, err error) {
+	if err := Decode(raw, &p); err != nil {
+		return p, err
+	}
+	var given map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &given); err != nil {
+		return p, decodeError(err, 0)
+	}
+	if string(given["quota"]) == "null" {
+		off := Null[int64]()
+		p.Quota = QuotaPatch{MaxVMs: off, MaxVCPUs: off, MaxMemoryMiB: off, MaxMacOSGuests: off, MaxLeases: off, MaxPools: off}
+	}
+	if string(given["policy"]) == "null" {
+		p.Policy = TenantPolicyPatch{AllowSharedPoolClaims: Null[bool](), RequireLeaseForMacOS: Null[bool](), IsolateTenantNetworks: Null[bool](), MinLeaseHours: Null[int64]()}
+	}
+	return p, p.Check()
 }
 
 // TenantPolicyPatch changes single fields; null makes one the fleet's again.
@@ -189,9 +210,12 @@ func (p *TenantPatch) Check() error {
 		checkTTL("default_ttl_seconds", p.DefaultTTLSeconds.OrNil()), checkTTL("max_ttl_seconds", p.MaxTTLSeconds.OrNil()), checkMinLease(p.Policy.MinLeaseHours.OrNil()))
 }
 
+// maxQuota bounds each limit of a quota.
+const maxQuota = 1 << 40
+
 func checkLimit(field string, n *int64) error {
-	if n != nil && (*n < 0 || *n > 1<<40) {
-		return Invalid(field, "%s must be a whole number of at least 0, or null for no limit", field)
+	if n != nil && (*n < 0 || *n > maxQuota) {
+		return Invalid(field, "%s must be a whole number from 0 to %d, or null for no limit", field, int64(maxQuota))
 	}
 	return nil
 }
