@@ -54,7 +54,7 @@ func (q *request) getLedger() error {
 	kind, vm, lease := query.Get("kind"), query.Get("vm_id"), query.Get("lease_id")
 	keep := func(r *fsm.LedgerRow) bool {
 		return (kind == "" || r.Kind == kind) && (vm == "" || r.VMID == vm) && (lease == "" || r.LeaseID == lease) &&
-			r.StartedAt < to && (r.EndedAt == 0 || r.EndedAt >= from)
+			r.StartedAt < to && (r.EndedAt == 0 || r.EndedAt > from || r.StartedAt >= from)
 	}
 	view := q.r.state.View()
 	q.index(view)

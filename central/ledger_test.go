@@ -367,6 +367,16 @@ func TestUsageSumsUpToTheLedger(t *testing.T) {
 				}
 			}
 		}
+		for _, row := range rows {
+			if row.EndedAt == 0 || row.EndedAt == row.StartedAt {
+				continue
+			}
+			for _, later := range everything[api.LedgerRow](r, operatorToken, fmt.Sprintf("/fleet/ledger?from=%s&", row.EndedAt)) {
+				if later.ID == row.ID {
+					t.Errorf("%+v is among the rows from its end on", row)
+				}
+			}
+		}
 		whole := func(from, to api.Time) int64 {
 			return into[api.Usage](t, r.must(operatorToken, "GET", fmt.Sprintf("/fleet/usage?from=%s&to=%s", from, to), nil)).Total.AmountMicros
 		}
