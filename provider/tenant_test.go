@@ -94,7 +94,7 @@ func TestAccTenantDriftIsPlannedBack(t *testing.T) {
 		}},
 		resource.TestStep{Config: config, ConfigPlanChecks: plans(theKey, plancheck.ResourceActionCreate), PreConfig: func() {
 			for _, key := range must[[]api.Key](t)(client.All(f.client.TenantKeys(ctx, f.name("acme")))) {
-				f.fluxctl(t, "fleet", "key-revoke", f.name("acme"), key.ID, "--yes")
+				f.fluxctl(t, "fleet", "key-revoke", f.name("acme"), key.ID)
 			}
 		}},
 		resource.TestStep{Config: config, ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{
