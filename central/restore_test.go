@@ -135,5 +135,13 @@ func TestRestoreReleasesReaders(t *testing.T) {
 		if took := time.Since(began); took > 2*time.Minute {
 			t.Errorf("the reader waited for %s over a restore", took)
 		}
+		r.eventually("every replica to be restored", time.Minute, func() bool {
+			for _, name := range r.names {
+				if r.member(name).state.View().Meta().Epoch < 2 {
+					return false
+				}
+			}
+			return true
+		})
 	})
 }

@@ -62,7 +62,12 @@ type fleet struct {
 
 func startFleet(ctx context.Context, t *testing.T, args ...string) *fleet {
 	t.Helper()
-	f := &fleet{data: t.TempDir(), done: make(chan error, 1)}
+	return startFleetIn(ctx, t, t.TempDir(), args...)
+}
+
+func startFleetIn(ctx context.Context, t *testing.T, dir string, args ...string) *fleet {
+	t.Helper()
+	f := &fleet{data: dir, done: make(chan error, 1)}
 	f.dev = exec.Command(agent, append([]string{"dev", "--backend", "sim", "--listen", "127.0.0.1:0", "--data", f.data}, args...)...)
 	f.dev.Stdout, f.dev.Stderr = &f.out, &f.out
 	if err := f.dev.Start(); err != nil {
@@ -233,6 +238,33 @@ func TestAFleetInOneProcessEndsCleanly(t *testing.T) {
 	f.interrupt(ctx, t)
 	if _, err := c.Cluster(ctx); err == nil {
 		t.Error("something still answers")
+	}
+}
+
+func TestAFleetComesUpAgainOnItsDirectory(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	dir := t.TempDir()
+	for i, mode := range []string{"--processes=false", "--processes=true", "--processes=false"} {
+		f := startFleetIn(ctx, t, dir, mode)
+		c := f.client(t)
+		if i == 0 {
+			if _, err := c.CreateImage(ctx, api.ImageRequest{Name: "tiny", Path: "sim:"}, ""); err != nil {
+				t.Fatal(err)
+			}
+		}
+		eventually(ctx, t, "a launch on what the first run left", func() bool {
+			_, _, err := c.Launch(ctx, api.LaunchRequest{Image: "tiny"}, client.LaunchOptions{})
+			return err == nil
+		})
+		f.interrupt(ctx, t)
+		if err := os.Remove(filepath.Join(dir, "env")); err != nil { // so that the next run is waited for
+			t.Fatal(err)
+		}
+	}
+	other := exec.CommandContext(ctx, agent, "dev", "--backend", "sim", "--replicas", "1", "--data", dir)
+	if out, err := other.CombinedOutput(); err == nil || !strings.Contains(string(out), "fleet of 3 replicas") {
+		t.Errorf("another number of replicas: %v %s", err, out)
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fluxvm/fluxvm/central"
+	"github.com/fluxvm/fluxvm/pkg/fleettest"
 )
 
 const (
@@ -88,7 +89,11 @@ func runProcesses(ctx context.Context, cmd *cobra.Command, o devOptions, logger 
 
 // plan chooses ports and writes down how each process is run.
 func plan(o devOptions, tokenFile string, where *address) (replicas, nodes []part, err error) {
-	var api, cluster, initial []string
+	var api, initial []string
+	cluster, err := fleettest.ClusterAddrs(o.data, o.replicas)
+	if err != nil {
+		return nil, nil, err
+	}
 	for i := 1; i <= o.replicas; i++ {
 		listen := "127.0.0.1:0"
 		if i == 1 {
@@ -97,12 +102,8 @@ func plan(o devOptions, tokenFile string, where *address) (replicas, nodes []par
 		if listen, err = freePort(listen); err != nil {
 			return nil, nil, err
 		}
-		port, err := freePort("127.0.0.1:0")
-		if err != nil {
-			return nil, nil, err
-		}
-		api, cluster = append(api, listen), append(cluster, port)
-		initial = append(initial, fmt.Sprintf("central-%d=%s", i, port))
+		api = append(api, listen)
+		initial = append(initial, fmt.Sprintf("central-%d=%s", i, cluster[i-1]))
 		where.replicas = append(where.replicas, "http://"+listen)
 	}
 	for i := range o.replicas {

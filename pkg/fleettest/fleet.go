@@ -164,13 +164,17 @@ func (f *Fleet) startReplicas() (err error) {
 			}
 		}
 	}()
-	for i := 1; i <= f.cfg.Replicas; i++ {
-		port, err := net.Listen("tcp", "127.0.0.1:0")
+	addrs, err := ClusterAddrs(f.cfg.Dir, f.cfg.Replicas)
+	if err != nil {
+		return err
+	}
+	for i, addr := range addrs {
+		port, err := net.Listen("tcp", addr)
 		if err != nil {
-			return fmt.Errorf("opening a cluster port: %w", err)
+			return fmt.Errorf("opening a cluster port that this fleet has had from its first start: %w", err)
 		}
 		ports = append(ports, port)
-		servers = append(servers, consensus.Server{Name: fmt.Sprintf("central-%d", i), Addr: port.Addr().String()})
+		servers = append(servers, consensus.Server{Name: fmt.Sprintf("central-%d", i+1), Addr: addr})
 	}
 	for i, s := range servers {
 		listen := "127.0.0.1:0"
