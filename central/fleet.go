@@ -13,9 +13,10 @@ import (
 type fleet struct {
 	mu      sync.Mutex
 	beats   map[string]*beat
-	started time.Time     // no silence is longer than from here
-	ticked  time.Time     // when this process last showed that it runs
-	moved   chan struct{} // poked, never blocking, when a beat brought news
+	started time.Time       // no silence is longer than from here
+	ticked  time.Time       // when this process last showed that it runs
+	heard   map[string]bool // nodes that beat since takeHeard
+	moved   chan struct{}   // poked, never blocking, when there are such
 }
 
 // beat is the last that was heard from one node. A stored beat does not change; news replaces it.
@@ -34,7 +35,7 @@ type beat struct {
 }
 
 func newFleet(now time.Time) *fleet {
-	return &fleet{beats: map[string]*beat{}, started: now, ticked: now, moved: make(chan struct{}, 1)}
+	return &fleet{beats: map[string]*beat{}, started: now, ticked: now, heard: map[string]bool{}, moved: make(chan struct{}, 1)}
 }
 
 // weather is what placement looks at. It works on nil: a node that was not heard yet.
@@ -121,12 +122,21 @@ func (f *fleet) hear(report api.Register, credential string, now time.Time) (wan
 		wantVMs = true
 	}
 	b.report.VMs = nil
-	f.beats[report.Name] = b
+	f.beats[report.Name], f.heard[report.Name] = b, true
 	select {
 	case f.moved <- struct{}{}:
 	default:
 	}
 	return wantVMs
+}
+
+// takeHeard gives the nodes that beat since the last time.
+func (f *fleet) takeHeard() map[string]bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := f.heard
+	f.heard = map[string]bool{}
+	return out
 }
 
 // What of a node's words on one VM is kept, in bytes: it may go into the log.

@@ -39,15 +39,22 @@ func (g *reign) loops() []loop {
 	}
 }
 
-// observeAll turns what nodes list into news, whenever a beat comes, and pokes the loops that care.
+// observeAll turns what nodes list into news, whenever a beat comes or rows of theirs change, and pokes the loops that
+// care. It looks at those nodes alone: a fleet of thousands beats hundreds of times a second. A part of the others is
+// swept every second, so that what slips through only comes later.
 func (g *reign) observeAll(ctx context.Context) {
-	timer := time.NewTimer(0)
+	timer := time.NewTimer(sweepPeriod)
 	defer timer.Stop()
 	seen := g.view().Index()
+	next := g.sweep(ctx, "", math.MaxInt)
 	for {
-		news, changes, _ := g.r.state.Events().After(seen, math.MaxInt, 1)
-		if len(news) > 0 {
+		news, changes, whole := g.r.state.Events().After(seen, math.MaxInt, 1<<20)
+		if len(news) > 0 || !whole {
 			seen = g.view().Index()
+			if whole {
+				seen = news[len(news)-1].Index
+			}
+			g.observe(ctx, nodesOfRows(news))
 			poke(g.poolPoke)
 			poke(g.vmPoke)
 			poke(g.queue.poke)
@@ -56,26 +63,68 @@ func (g *reign) observeAll(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-g.r.fleet.moved:
+			g.observe(ctx, g.r.fleet.takeHeard())
 			poke(g.queue.poke) // pressure may be over
 		case <-timer.C:
+			next = g.sweep(ctx, next, 0)
+			timer.Reset(sweepPeriod)
 		case <-changes:
 			pause(ctx, 5*time.Millisecond) // changes come in bursts
-			continue
 		}
-		g.observeOnce(ctx)
-		timer.Reset(time.Second)
 	}
 }
 
-func (g *reign) observeOnce(ctx context.Context) {
+const (
+	sweepPeriod = time.Second
+	sweepParts  = 10 // in as many periods all nodes are swept
+	sweepLeast  = 64 // nodes in a period
+)
+
+// nodesOfRows are the nodes whose rows, or whose VMs' rows, changed.
+func nodesOfRows(news []fsm.Event) map[string]bool {
+	out := map[string]bool{}
+	for _, e := range news {
+		switch row := e.Row.(type) {
+		case *fsm.VM:
+			out[row.Node] = true
+		case *fsm.Node:
+			out[row.Name] = true
+		}
+	}
+	return out
+}
+
+// sweep observes nodes from the given name on, a part of them at least, and gives the name to go on from.
+func (g *reign) sweep(ctx context.Context, from string, least int) string {
+	view, names, all := g.view(), map[string]bool{}, 0
+	for range view.Nodes("") {
+		all++
+	}
+	most := max(least, sweepLeast, all/sweepParts+1)
+	for node := range view.Nodes(from) {
+		if len(names) == most {
+			g.observe(ctx, names)
+			return node.Name
+		}
+		names[node.Name] = true
+	}
+	g.observe(ctx, names)
+	return ""
+}
+
+func (g *reign) observe(ctx context.Context, names map[string]bool) {
 	view := g.view()
-	for node := range view.Nodes("") {
-		news, strangers := observe(view, node.Name, g.r.fleet.get(node.Name), g.r.wall())
+	for name := range names {
+		node := view.Node(name)
+		if node == nil {
+			continue
+		}
+		news, strangers := observe(view, name, g.r.fleet.get(name), g.r.wall())
 		for _, one := range news {
 			g.outcomes.add(ctx, one, nil)
 		}
 		for _, id := range strangers {
-			g.orders.once("stranger "+node.Name+" "+id, func() { g.removeStranger(ctx, node, id) })
+			g.orders.once("stranger "+name+" "+id, func() { g.removeStranger(ctx, node, id) })
 		}
 	}
 }
