@@ -146,7 +146,7 @@ func (r *rig) torment(over <-chan struct{}) {
 			r.wait(hold)
 			n.with(func() { n.closed = false })
 		case 8:
-			n.with(func() { n.noRename = api.Errorf(api.CodeNotFound, "no such route") })
+			n.with(func() { n.noRename = api.Errorf(api.CodeConflict, "not now") })
 			r.wait(hold)
 			n.with(func() { n.noRename = nil })
 		}

@@ -17,6 +17,8 @@ type fleet struct {
 	ticked  time.Time       // when this process last showed that it runs
 	heard   map[string]bool // nodes that beat since takeHeard
 	moved   chan struct{}   // poked, never blocking, when there are such
+
+	tooOld map[string]string // nodes that said they could rename and could not: the instance of their daemon
 }
 
 // beat is the last that was heard from one node. A stored beat does not change; news replaces it.
@@ -35,7 +37,7 @@ type beat struct {
 }
 
 func newFleet(now time.Time) *fleet {
-	return &fleet{beats: map[string]*beat{}, started: now, ticked: now, heard: map[string]bool{}, moved: make(chan struct{}, 1)}
+	return &fleet{beats: map[string]*beat{}, tooOld: map[string]string{}, started: now, ticked: now, heard: map[string]bool{}, moved: make(chan struct{}, 1)}
 }
 
 // weather is what placement looks at. It works on nil: a node that was not heard yet.
@@ -93,6 +95,9 @@ func (f *fleet) weather(node string) weather { return f.get(node).weather() }
 func (f *fleet) hear(report api.Register, credential string, now time.Time) (wantVMs bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if !report.Capabilities.Rename { // it says so itself
+		delete(f.tooOld, report.Name)
+	}
 	old := f.beats[report.Name]
 	b := &beat{report: report, credential: credential, at: now, missing: map[string]time.Time{}, strangers: map[string]time.Time{}}
 	if old != nil {
@@ -151,6 +156,28 @@ func cut(text string, longest int) string {
 		return text
 	}
 	return strings.ToValidUTF8(text[:longest], "")
+}
+
+// cannotRename notes that a node's daemon, whatever it says of itself, is too old to hand VMs over.
+func (f *fleet) cannotRename(node string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if b := f.beats[node]; b != nil && b.report.Capabilities.Rename {
+		f.tooOld[node] = b.report.Instance
+	}
+}
+
+// tooOldNow is isTooOld of the daemon that was heard last.
+func (f *fleet) tooOldNow(node string) bool {
+	b := f.get(node)
+	return b != nil && f.isTooOld(node, b.report.Instance)
+}
+
+// isTooOld says whether that instance of the node's daemon is known not to be able to hand VMs over.
+func (f *fleet) isTooOld(node, instance string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return instance != "" && f.tooOld[node] == instance
 }
 
 // forget drops a node that was deleted.

@@ -1,7 +1,9 @@
 package central
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"sync"
@@ -260,6 +262,47 @@ func TestARefusedRenameEndsTheSpareAndBootsNormally(t *testing.T) {
 			t.Errorf("the pool still counts the claim: %+v", s)
 		}
 	})
+}
+
+func TestADaemonTooOldToRenameCostsOneSpare(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
+		r.ready("n1", "n2")
+		r.pool("p", body{"image": "tiny", "min_ready": 2, "nodes": []string{"n1"}})
+		n1 := r.node("n1")
+		n1.with(func() { n1.noRename = api.Errorf(api.CodeNotFound, "no such route") }) // while it says that it can
+		for i, want := range []string{"rename_failed", "pool_empty"} {
+			if got := r.launch(r.leader(), body{"name": fmt.Sprint("a", i), "image": "tiny"}); got.Warm || got.ColdReason != want {
+				t.Errorf("launch %d got %+v, want %s", i, got, want)
+			}
+		}
+		r.eventually("the node to hold no spares", time.Minute, func() bool {
+			s := r.status("p")
+			return s.Ready+s.Booting == 0 && !r.member(r.leader()).state.View().Node("n1").Rename
+		})
+		n1.with(func() { n1.noRename = nil; n1.facts.Instance = "daemon-2" }) // it was upgraded
+		r.eventually("the node to be trusted again", time.Minute, func() bool { return r.member(r.leader()).state.View().Node("n1").Rename })
+		r.call(r.leader(), "PATCH", "/fleet/pools/p", body{"min_ready": 2})
+		r.full("p")
+		if got := r.launch(r.leader(), body{"name": "b", "image": "tiny"}); !got.Warm || got.Node != "n1" {
+			t.Errorf("after the upgrade: %+v", got)
+		}
+	})
+}
+
+// words answers every request with a page of text, as a server does that has no such route.
+type words struct{ status int }
+
+func (w words) RoundTrip(req *http.Request) (*http.Response, error) {
+	return &http.Response{StatusCode: w.status, Status: fmt.Sprint(w.status), Header: http.Header{}, Body: io.NopCloser(strings.NewReader("404 page not found")), Request: req}, nil
+}
+
+func TestAnAnswerInWordsMeansThatTheDaemonIsTooOld(t *testing.T) {
+	for status, want := range map[int]bool{404: true, 405: true, 501: true, 500: false, 403: false} {
+		err := newNodeCaller(words{status}, time.Now).call(t.Context(), "http://n1", "", "PATCH", "/v1/vms/x", "1.1.1", api.MachinePatch{}, nil)
+		if err == nil || errors.Is(err, errNoRoute) != want {
+			t.Errorf("status %d: %v", status, err)
+		}
+	}
 }
 
 func TestASpareThatDiedIsNotHandedOver(t *testing.T) {

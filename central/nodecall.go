@@ -42,6 +42,9 @@ type notSent struct{ error }
 
 func (e notSent) Unwrap() error { return e.error }
 
+// errNoRoute is an answer in words that no daemon of ours uses: it is too old to know the route.
+var errNoRoute = errors.New("the node's daemon is too old for it")
+
 // call sends one request to a node and decodes a 2xx answer into out. An answer of the node is an *api.Error;
 // notSent says that nothing reached it; of any other error the outcome is unknown.
 func (c *nodeCaller) call(ctx context.Context, url, credential, method, path, token string, body, out any) error {
@@ -101,6 +104,9 @@ func (c *nodeCaller) send(ctx context.Context, url, credential, method, path, to
 	var problem api.Error
 	if json.Unmarshal(raw, &problem) == nil && problem.Code.Known() {
 		return &problem
+	}
+	if resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusMethodNotAllowed || resp.StatusCode == http.StatusNotImplemented {
+		return fmt.Errorf("%w: %s %s", errNoRoute, method, path)
 	}
 	return fmt.Errorf("the node answered %s without a code", resp.Status)
 }

@@ -215,6 +215,7 @@ func (q *request) registerNode() error {
 		return err
 	}
 	facts := factsOf(&report)
+	facts.Rename = facts.Rename && !q.r.fleet.isTooOld(report.Name, report.Instance)
 	credential := q.caller.secret
 	joining := strings.HasPrefix(credential, joinPrefix)
 	if report.Credential != "" {

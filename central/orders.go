@@ -394,11 +394,15 @@ func (o *orders) change(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 		}
 		o.confirm(row, report)
 		return out, false
-	case row.HandOver && (err == nil || errors.As(err, &unsent) || order.Claim != nil && code == api.CodeOutcomeUnknown || code != "" && code != api.CodeStaleToken && code != api.CodeInternal && code != api.CodeUnauthenticated && !code.Temporary()):
+	case row.HandOver && (err == nil || errors.As(err, &unsent) || errors.Is(err, errNoRoute) || order.Claim != nil && code == api.CodeOutcomeUnknown || code != "" && code != api.CodeStaleToken && code != api.CodeInternal && code != api.CodeUnauthenticated && !code.Temporary()):
 		refusal := errorDetail(err)
 		switch {
 		case err == nil:
 			refusal = "the VM is " + string(now.State)
+		case errors.Is(err, errNoRoute), code == api.CodeNotFound && !o.lacks(row, node, b):
+			// It has the VM and cannot change it. This costs one spare; the node holds no others until its daemon changes.
+			o.reign.r.fleet.cannotRename(row.Node)
+			refusal = "the daemon of node " + row.Node + " is too old to rename a VM"
 		case code == "": // whatever an earlier try did there, the spare ends and is nobody's
 			refusal = "node " + row.Node + " cannot be reached"
 		}

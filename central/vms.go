@@ -162,7 +162,7 @@ func (g *reign) rankLaunch(view fsm.View, id string, l fsm.Launch) (fsm.LaunchVM
 	out.Candidates, out.Reasons = rank(view, g.weatherOf(view), n, nil)
 	wall := g.r.wall()
 	for node := range view.Nodes("") {
-		if node.State == api.NodeHealthy && (g.r.fleet.silence(node.Name, wall) > twoBeats || g.r.calls.lanes.skips(node.URL)) { // the state rules out the others
+		if node.State == api.NodeHealthy && (g.r.fleet.silence(node.Name, wall) > twoBeats || g.r.fleet.tooOldNow(node.Name) || g.r.calls.lanes.skips(node.URL)) { // the state rules out the others
 			out.NoHandOut = append(out.NoHandOut, node.Name)
 		}
 	}

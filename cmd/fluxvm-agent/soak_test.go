@@ -21,6 +21,8 @@ import (
 	"github.com/fluxvm/fluxvm/pkg/client"
 )
 
+const soakNodes = 6
+
 // soak is a fleet of processes under launches and faults, and what came of it.
 type soak struct {
 	*fleet
@@ -50,15 +52,15 @@ func TestSoak(t *testing.T) {
 		seed = n
 	}
 	t.Logf("%d claims, SOAK_SEED=%d", claims, seed)
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute+time.Duration(claims)*200*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute+time.Duration(claims)*time.Second)
 	defer cancel()
-	s := &soak{fleet: startFleet(ctx, t, "--processes", "--replicas", "3", "--nodes", "4", "--log-level", "error"), t: t, nodes: map[string]string{}, holder: map[string]string{}}
+	s := &soak{fleet: startFleet(ctx, t, "--processes", "--replicas", "3", "--nodes", strconv.Itoa(soakNodes), "--log-level", "error"), t: t, nodes: map[string]string{}, holder: map[string]string{}}
 	s.c = s.client(t)
 	for _, one := range strings.Split(s.env(t, "FLUXVM_NODE_URLS"), ",") {
 		name, url, _ := strings.Cut(one, "=")
 		s.nodes[name] = url
 	}
-	pools := map[string]int{"p0": 8, "p1": 8}
+	pools := map[string]int{"p0": 16, "p1": 16}
 	for name, wanted := range pools {
 		most := 100
 		if _, err := s.c.CreateImage(ctx, api.ImageRequest{Name: "img-" + name, Path: "sim:?boot_ms=20&agent_ms=20", VCPUs: 1, MemoryMiB: 64, HasAgent: true}, ""); err != nil {
@@ -104,6 +106,7 @@ func (s *soak) launches(ctx context.Context, who int, claims int64, rng *rand.Ra
 			s.claims.Add(1)
 		} else {
 			s.cold.Add(1)
+			wait(ctx, 200*time.Millisecond) // for spares, which this is about
 		}
 		s.mu.Lock()
 		if other := s.holder[answer.VM.ID]; other != "" {
@@ -158,7 +161,7 @@ func (s *soak) torment(ctx context.Context, claims int64, rng *rand.Rand) {
 			s.killLeader(ctx)
 			continue
 		}
-		name := fmt.Sprintf("node-%d", 1+rng.IntN(4))
+		name := fmt.Sprintf("node-%d", 1+rng.IntN(soakNodes))
 		hold := time.Duration(100+rng.IntN(1500)) * time.Millisecond
 		switch rng.IntN(6) {
 		case 0:
