@@ -89,7 +89,7 @@ func TestAClaimReachesAWarmGuestAtHandOverAndAColdOneOnceItsAgentAnswers(t *test
 	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2")
 		r.pool("p", body{"image": "tiny", "min_ready": 1})
-		for name, more := range map[string]body{"warm": {}, "cold": {"reschedulable": true}} {
+		for name, more := range map[string]body{"warm": {}, "cold": {"balloon": body{}}} {
 			got := r.launch(r.follower(), claimBody(name, more))
 			if got.Warm != (name == "warm") || got.VM.ReadyAt == 0 {
 				t.Errorf("launch %s got %+v; secrets are answered for once the guest has them", name, got)
