@@ -293,7 +293,11 @@ func TestSparesOfSilentNodesAreNotHandedOut(t *testing.T) {
 	for node, ago := range map[string]time.Duration{"fresh": time.Second, "silent": twoBeats + 1, "nearly": twoBeats, "suspect": time.Hour} {
 		w.node(host(node))
 		f.listing(node, now.Add(-ago), "1")
+		w.pool(node, "linux", 1, nil)
+		w.spare(node, "spare-"+node, node, api.StateRunning)
 	}
+	w.node(host("idle")) // silent, too, and without spares
+	f.listing("idle", now.Add(-time.Hour), "1")
 	w.health("suspect", api.NodeSuspect) // the state says it already
 	wall := func() time.Time { return now }
 	g := &reign{r: &Replica{fleet: f, wall: wall, calls: newNodeCaller(nil, wall)}}

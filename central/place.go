@@ -60,9 +60,9 @@ type verdict struct {
 // judge looks at every host: first those that can take the need, best first, then the others in the order of their
 // names. taken adds to what the rows say of a host: what the caller is about to place there.
 func judge(view fsm.View, of func(node string) weather, n need, taken map[string]load) (fits, others []verdict) {
-	for node := range view.Nodes("") {
+	for node := range view.Nodes(n.node) {
 		if n.node != "" && node.Name != n.node {
-			continue
+			break // it is the first, or not there
 		}
 		w := of(node.Name)
 		if why := exclude(view, node, w, n, taken[node.Name]); why != "" {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"time"
 
@@ -160,13 +161,29 @@ func (g *reign) rankLaunch(view fsm.View, id string, l fsm.Launch) (fsm.LaunchVM
 	n := needFor(view, &l, plan)
 	out := fsm.LaunchVM{ID: id, Launch: l}
 	out.Candidates, out.Reasons = rank(view, g.weatherOf(view), n, nil)
+	out.NoHandOut = g.noHandOut(view)
+	return out, nil
+}
+
+// noHandOut are the hosts with ready spares that are not heard, or do not answer. The state rules out all but healthy
+// ones. Hosts without spares are left out: a whole fleet may be silent, and a command has its limit.
+func (g *reign) noHandOut(view fsm.View) (names []string) {
 	wall := g.r.wall()
-	for node := range view.Nodes("") {
-		if node.State == api.NodeHealthy && (g.r.fleet.silence(node.Name, wall) > twoBeats || g.r.fleet.tooOldNow(node.Name) || g.r.calls.lanes.skips(node.URL)) { // the state rules out the others
-			out.NoHandOut = append(out.NoHandOut, node.Name)
+	for p := range view.Pools("") {
+		for s := range view.Spares(p.Name) {
+			if s.WarmState() != "ready" {
+				break
+			}
+			node := view.Node(s.Node)
+			if node == nil || node.State != api.NodeHealthy || slices.Contains(names, node.Name) {
+				continue
+			}
+			if g.r.fleet.silence(node.Name, wall) > twoBeats || g.r.fleet.tooOldNow(node.Name) || g.r.calls.lanes.skips(node.URL) {
+				names = append(names, node.Name)
+			}
 		}
 	}
-	return out, nil
+	return names
 }
 
 // needFor is what a launch that was resolved needs of a host.
