@@ -21,7 +21,10 @@ import (
 	"github.com/fluxvm/fluxvm/pkg/client"
 )
 
-const soakNodes = 6
+const (
+	soakNodes = 6
+	soakKills = 5 // of leaders
+)
 
 // soak is a fleet of processes under launches and faults, and what came of it.
 type soak struct {
@@ -84,15 +87,20 @@ func TestSoak(t *testing.T) {
 	s.calm(ctx)
 	s.settled(ctx, pools)
 	s.t.Logf("%d claims, %d cold launches, %d answers repeated, %d faults and %d leader kills in %s", s.claims.Load(), s.cold.Load(), s.unsure.Load(), s.faults.Load(), s.kills.Load(), took.Round(time.Second))
-	if ctx.Err() != nil || s.claims.Load() < claims || s.kills.Load() != 5 || s.faults.Load() < 3 {
-		t.Errorf("it did too little, or took too long: %v", ctx.Err())
+	if !s.enough(claims) {
+		t.Errorf("it took too long, and did too little: %v", ctx.Err())
 	}
 	s.interrupt(ctx, t)
 }
 
+// enough says that so much was claimed, and that there were faults meanwhile.
+func (s *soak) enough(claims int64) bool {
+	return s.claims.Load() >= claims && s.kills.Load() == soakKills && s.faults.Load() >= 3
+}
+
 // launches takes VMs and deletes most of them again, until all together have taken enough.
 func (s *soak) launches(ctx context.Context, who int, claims int64, rng *rand.Rand) {
-	for n := 0; ctx.Err() == nil && s.claims.Load() < claims; n++ {
+	for n := 0; ctx.Err() == nil && !s.enough(claims); n++ {
 		name := fmt.Sprintf("c%d-%d", who, n)
 		req := api.LaunchRequest{Name: name, Pool: fmt.Sprintf("p%d", rng.IntN(2))}
 		answer, err := s.launch(ctx, req)
@@ -157,7 +165,7 @@ func (s *soak) insist(ctx context.Context, do func() error) {
 // torment does one thing after the other to nodes and kills the leader five times, spread over the claims.
 func (s *soak) torment(ctx context.Context, claims int64, rng *rand.Rand) {
 	for ctx.Err() == nil {
-		if s.claims.Load() >= claims*(s.kills.Load()+1)/7 && s.kills.Load() < 5 {
+		if s.claims.Load() >= claims*(s.kills.Load()+1)/7 && s.kills.Load() < soakKills {
 			s.killLeader(ctx)
 			continue
 		}
