@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"runtime"
 	"strings"
 	"testing"
@@ -58,7 +59,7 @@ func (f fleet) emptyWorkdir(t *testing.T) *workdir {
 func (w *workdir) run(t *testing.T, env []string, args ...string) (string, int) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Getenv("TF_ACC_TERRAFORM_PATH"), args...)
-	cmd.Dir, cmd.Env = w.dir, append(w.env, env...)
+	cmd.Dir, cmd.Env = w.dir, slices.Concat(w.env, env)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()
