@@ -13,6 +13,7 @@ resource "fluxvm_lease" "release" {
   node_count    = 2
   duration      = "30d"
   drain         = true
+  depends_on    = [fluxvm_lease.build] # which names its host, and is to have it
 
   timeouts = {
     create = "1h"
