@@ -126,6 +126,7 @@ func TestPlanRefusesWhatTheFleetWould(t *testing.T) {
 		{"fluxvm_pool", "node_selector", map[string]string{long: "v"}}, {"fluxvm_pool", "nodes", []string{"a/b"}},
 		{"fluxvm_vm", "name", "A"}, {"fluxvm_vm", "name", long}, {"fluxvm_vm", "ttl_seconds", 0}, {"fluxvm_vm", "memory_mib", 0},
 		{"fluxvm_vm", "labels", map[string]string{"fluxvm.dev/x": "1"}}, {"fluxvm_vm", "labels", map[string]string{"a b": "1"}}, {"fluxvm_vm", "node", "a b"},
+		{"fluxvm_vm", "backend", "auto"}, {"fluxvm_vm", "security_profile", "best"}, {"fluxvm_vm", "wait_for_capacity_seconds", 3601},
 	} {
 		set := map[string]any{}
 		for k, v := range good[c.kind] {

@@ -16,6 +16,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/diag"
 	"github.com/hashicorp/terraform-plugin-framework/providerserver"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema"
+	"github.com/hashicorp/terraform-plugin-framework/resource/schema/planmodifier"
 	"github.com/hashicorp/terraform-plugin-framework/types"
 	"github.com/hashicorp/terraform-plugin-go/tfprotov6"
 	"github.com/hashicorp/terraform-plugin-go/tftypes"
@@ -285,7 +286,7 @@ func TestDriftOfEveryAttributeShows(t *testing.T) {
 		},
 	}
 	// What only Terraform knows, or what an object keeps for life.
-	settled := []string{"timeouts", "wait_ready", "name_prefix", "store_secret", "cloud_init", "claim", "drain", "node_selector of a lease"}
+	settled := []string{"timeouts", "wait_ready", "name_prefix", "store_secret", "cloud_init", "claim", "drain", "node_selector of a lease", "wait_for_capacity_seconds"}
 	for name, change := range drifts {
 		was, is := change()
 		_, attribute, _ := strings.Cut(name, ".")
@@ -359,22 +360,28 @@ func taggedField(model any, attribute string) any {
 // replaces says that another value makes a new object.
 func replaces(a schema.Attribute) bool {
 	var texts []string
-	ctx := context.Background()
 	switch a := a.(type) {
 	case schema.StringAttribute:
-		for _, m := range a.PlanModifiers {
-			texts = append(texts, m.Description(ctx))
-		}
+		texts = described(a.PlanModifiers)
+	case schema.BoolAttribute:
+		texts = described(a.PlanModifiers)
 	case schema.Int64Attribute:
-		for _, m := range a.PlanModifiers {
-			texts = append(texts, m.Description(ctx))
-		}
+		texts = described(a.PlanModifiers)
 	case schema.MapAttribute:
-		for _, m := range a.PlanModifiers {
-			texts = append(texts, m.Description(ctx))
-		}
+		texts = described(a.PlanModifiers)
+	case schema.SingleNestedAttribute:
+		texts = described(a.PlanModifiers)
+	case schema.ListNestedAttribute:
+		texts = described(a.PlanModifiers)
 	}
 	return strings.Contains(strings.Join(texts, " "), "recreate")
+}
+
+func described[M planmodifier.Describer](modifiers []M) (texts []string) {
+	for _, m := range modifiers {
+		texts = append(texts, m.Description(context.Background()))
+	}
+	return texts
 }
 
 // An example that no scenario applies would rot.

@@ -2,6 +2,7 @@ package provider
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/hashicorp/terraform-plugin-framework/types"
 	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
 	"github.com/hashicorp/terraform-plugin-testing/knownvalue"
 	"github.com/hashicorp/terraform-plugin-testing/plancheck"
@@ -206,6 +208,48 @@ func TestAccPoolRollsToAnotherImage(t *testing.T) {
 			return nil
 		}},
 	)
+}
+
+// What a VM is made with reaches the fleet, and any change of it makes another VM.
+func TestAccDevicesAreSentAtLaunch(t *testing.T) {
+	f := newFleet(t).recorded(t)
+	vm := func(extra string) string {
+		return f.config(imageBlock(f.image), "resource \"fluxvm_vm\" \"one\" {\n  image = fluxvm_image.tiny.name\n"+extra+"\n}")
+	}
+	const devices = "  reschedulable = true\n  wait_for_capacity_seconds = 5\n  security_profile = \"standard\"\n" +
+		"  network = { mode = \"nat\", forwards = [{ host_port = 0, guest_port = 22 }] }\n"
+	sent := func(want ...string) resource.TestCheckFunc {
+		return func(*terraform.State) error {
+			posts := f.recorder.sent("POST /fleet/vms")
+			for _, w := range want {
+				if !strings.Contains(posts[len(posts)-1], w) {
+					return fmt.Errorf("sent %q, want %s in the last", posts, w)
+				}
+			}
+			return nil
+		}
+	}
+	f.run(t,
+		resource.TestStep{Config: vm(devices + "  extra_disks = [{ size_gib = 2 }]"),
+			Check: sent(`"reschedulable":true`, `"network":{"mode":"nat","forwards":[{"host_port":0,"guest_port":22}]}`, `"extra_disks":[{"size_gib":2}]`,
+				`"security_profile":"standard"`, `"wait_for_capacity_secs":5`),
+			ConfigStateChecks: []statecheck.StateCheck{is(theVM, "reschedulable", yes()), is(theVM, "cold_reason", some()), is(theVM, "backend", some())}},
+		resource.TestStep{Config: vm(devices + "  extra_disks = [{ size_gib = 3 }]"),
+			ConfigPlanChecks: plans(theVM, plancheck.ResourceActionReplace), Check: sent(`"extra_disks":[{"size_gib":3}]`)},
+		resource.TestStep{Config: vm(""), ConfigPlanChecks: plans(theVM, plancheck.ResourceActionReplace), ConfigStateChecks: []statecheck.StateCheck{is(theVM, "reschedulable", knownvalue.Bool(false))}},
+	)
+}
+
+// Simulated hosts take no balloon and no settings of Macs, so what is sent for them is read off here.
+func TestBalloonAndMacSettingsAreSentAsGiven(t *testing.T) {
+	t.Parallel()
+	b := (&balloonDevice{Reporting: types.BoolValue(false), StatsSecs: types.Int64Value(0)}).wire()
+	a := (&vmApple{Networks: []types.String{types.StringValue("lab")}, VMNet: types.StringValue("shared"), Interface: types.StringValue("en0"), Rosetta: types.BoolValue(true)}).wire()
+	got := string(must[[]byte](t)(json.Marshal(api.LaunchRequest{Balloon: b, Apple: a})))
+	const want = `{"apple":{"networks":[{"name":"lab"}],"vmnet":"shared","bridge_interface":"en0","rosetta":true},"balloon":{"free_page_reporting":false,"stats_interval_secs":0}}`
+	if got != want {
+		t.Errorf("sent %s, want %s", got, want)
+	}
 }
 
 // What cloud_init holds is sent once and kept nowhere.

@@ -12,9 +12,11 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework-timeouts/resource/timeouts"
 	"github.com/hashicorp/terraform-plugin-framework-validators/int64validator"
 	"github.com/hashicorp/terraform-plugin-framework-validators/resourcevalidator"
+	"github.com/hashicorp/terraform-plugin-framework-validators/stringvalidator"
 	"github.com/hashicorp/terraform-plugin-framework/path"
 	"github.com/hashicorp/terraform-plugin-framework/resource"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema"
+	"github.com/hashicorp/terraform-plugin-framework/resource/schema/booldefault"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema/boolplanmodifier"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema/int64planmodifier"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema/mapplanmodifier"
@@ -43,6 +45,13 @@ type vmModel struct {
 	CloudInitNo  types.Int64    `tfsdk:"cloud_init_version"`
 	Claim        *guestClaim    `tfsdk:"claim"`
 	ClaimNo      types.Int64    `tfsdk:"claim_version"`
+	Network      *vmNetwork     `tfsdk:"network"`
+	Apple        *vmApple       `tfsdk:"apple"`
+	ExtraDisks   []extraDisk    `tfsdk:"extra_disks"`
+	Balloon      *balloonDevice `tfsdk:"balloon"`
+	Security     types.String   `tfsdk:"security_profile"`
+	Reschedule   types.Bool     `tfsdk:"reschedulable"`
+	CapacityWait types.Int64    `tfsdk:"wait_for_capacity_seconds"`
 	TTLSeconds   types.Int64    `tfsdk:"ttl_seconds"`
 	WaitReady    types.Bool     `tfsdk:"wait_ready"`
 	Warm         types.Bool     `tfsdk:"warm"`
@@ -66,6 +75,8 @@ func newVMResource() resource.Resource {
 				VCPUs: int(m.VCPUs.ValueInt64()), MemoryMiB: m.MemoryMiB.ValueInt64(), DiskSizeGiB: m.DiskSizeGiB.ValueInt64(),
 				TTLSeconds: m.TTLSeconds.ValueInt64(), Node: m.Node.ValueString(), CloudInit: config.CloudInit.wire(), Claim: config.Claim.wire(),
 				NodeSelector: stringMap(ctx, m.NodeSelector, o.diags), Labels: stringMap(ctx, m.Labels, o.diags),
+				Backend: m.Backend.ValueString(), Network: m.Network.wire(), Apple: m.Apple.wire(), ExtraDisks: extraDisks(m.ExtraDisks), Balloon: m.Balloon.wire(),
+				SecurityProfile: m.Security.ValueString(), Reschedulable: m.Reschedule.ValueBool(), WaitForCapacitySecs: m.CapacityWait.ValueInt64(),
 			}, client.LaunchOptions{Key: uuid.NewString()})
 			m.ClaimMS = types.Int64PointerValue(answer.ClaimMS)
 			return answer.VM, err
@@ -135,6 +146,23 @@ func vmSchema(ctx context.Context) schema.Schema {
 			"cloud_init_version": versionOf("cloud_init"),
 			"claim":              claimAttribute(),
 			"claim_version":      versionOf("claim"),
+			"network":            networkAttribute(),
+			"apple":              appleAttribute(),
+			"extra_disks":        extraDisksAttribute(),
+			"balloon":            balloonAttribute(),
+			"security_profile": schema.StringAttribute{
+				Optional:            true,
+				MarkdownDescription: "`standard` unless given; `measured`, `confidential-snp` and `confidential-tdx` need a host that has them. Another one makes a new VM.",
+				Validators:          []validator.String{stringvalidator.OneOf(api.SecurityProfiles[:]...)},
+				PlanModifiers:       []planmodifier.String{stringplanmodifier.RequiresReplace()},
+			},
+			"reschedulable": schema.BoolAttribute{
+				Optional: true, Computed: true, Default: booldefault.StaticBool(false),
+				MarkdownDescription: "Whether it boots again elsewhere, from its image, when its host is lost or drained (false). Another value makes a new VM.",
+				PlanModifiers:       []planmodifier.Bool{boolplanmodifier.RequiresReplace()},
+			},
+			"wait_for_capacity_seconds": bounded("How long a create waits for a host that has room; left out, it fails at once and says why no host will do.",
+				int64validator.Between(1, api.MaxWaitForCapacitySecs)),
 			"ttl_seconds": bounded("The fleet deletes the VM after so many seconds. A change counts from the moment of the change; left out, there is no limit.",
 				int64validator.Between(1, api.MaxTTLSeconds)),
 			"wait_ready": boolean("Whether an apply waits until the guest agent answers, or for images without one until the VM runs (true). "+
@@ -150,8 +178,9 @@ func vmSchema(ctx context.Context) schema.Schema {
 				MarkdownDescription: "How long the hand-over from the pool took, in milliseconds. Known only where this resource launched the VM.",
 				PlanModifiers:       []planmodifier.Int64{int64planmodifier.UseStateForUnknown()},
 			},
-			"ip":         fixedByFleet("Its address, where the host knows it."),
-			"backend":    fixedByFleet("What runs it."),
+			"ip": fixedByFleet("Its address, where the host knows it."),
+			"backend": fixedChoice("What runs it; the host's own choice unless given. Another one makes a new VM.",
+				stringvalidator.OneOf(api.BackendVZ, api.BackendFluxVM, api.BackendQEMU, api.BackendProcbox, api.BackendSim)),
 			"guest_os":   fixedByFleet("Its guest operating system."),
 			"created_at": fixedByFleet("When it was made."),
 			"expires_at": fixedByFleet("When its time to live ends."),
@@ -244,6 +273,7 @@ func (m *vmModel) take(vm api.VM) {
 	m.ColdReason = textOrNull(vm.ColdReason)
 	m.IP = textOrNull(vm.IP)
 	m.Backend = textOrNull(vm.Backend)
+	m.Reschedule = types.BoolValue(vm.Reschedulable)
 	m.GuestOS = textOrNull(vm.GuestOS)
 	m.CreatedAt = timeOrNull(vm.CreatedAt)
 	m.ExpiresAt = timeOrNull(vm.ExpiresAt)

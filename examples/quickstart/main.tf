@@ -34,8 +34,8 @@ variable "min_ready" {
   default     = 2
 }
 
-resource "fluxvm_image" "tiny" {
-  name       = "tiny"
+resource "fluxvm_image" "demo" {
+  name       = "demo"
   title      = "Tiny Linux"
   path       = var.image_path
   vcpus      = 1
@@ -45,7 +45,7 @@ resource "fluxvm_image" "tiny" {
 
 resource "fluxvm_pool" "demo" {
   name      = "demo"
-  image     = fluxvm_image.tiny.name
+  image     = fluxvm_image.demo.name
   min_ready = var.min_ready
 }
 
