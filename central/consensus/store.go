@@ -117,6 +117,9 @@ func checkBolt(path string) error {
 			return errors.New("it ends within a page")
 		}
 		return db.View(func(tx *bbolt.Tx) error {
+			if info.Size() < tx.Size() { // even where all that is lost is free: bolt takes such pages to be there
+				return fmt.Errorf("it has %d bytes and must have %d", info.Size(), tx.Size())
+			}
 			return tx.ForEach(func(name []byte, bucket *bbolt.Bucket) error {
 				var previous, value []byte
 				return bucket.ForEach(func(k, v []byte) error {

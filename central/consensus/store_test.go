@@ -268,3 +268,32 @@ func TestDamagedFilesAreRefused(t *testing.T) {
 		})
 	}
 }
+
+func TestStoreThatLostOnlyFreePagesIsDamaged(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "raft.db")
+	store, err := openBolt(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, large := []byte("k"), make([]byte, 300<<10)
+	if err := store.Set(key, large); err != nil {
+		t.Fatal(err)
+	}
+	for range 4 { // by then all that is in use lies at the beginning of the file
+		if err := store.Set(key, []byte("small")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := checkBolt(path); err != nil {
+		t.Fatalf("whole: %v", err)
+	}
+	if err := os.Truncate(path, 40*int64(os.Getpagesize())); err != nil {
+		t.Fatal(err)
+	}
+	if err := checkBolt(path); err == nil || !strings.Contains(err.Error(), "must have") {
+		t.Errorf("cut through free pages: got %v, want damaged: bolt would write past the end of what is there", err)
+	}
+}
