@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fluxvm/fluxvm/fsm"
 	"github.com/fluxvm/fluxvm/pkg/api"
 )
 
@@ -89,10 +90,14 @@ type status struct {
 	Version string `json:"version"`
 
 	ClusterID string `json:"cluster_id"`
+
+	Newest  fsm.Kind `json:"newest_kind"` // the highest kind of command that it understands; 0: it is too old to say
+	DiskLow bool     `json:"disk_low"`
 }
 
 func (r *Replica) status() status {
-	out := status{Name: r.cfg.Name, URL: r.cfg.URL, Applied: r.log.AppliedIndex(), Contact: -1, Version: r.cfg.Version, ClusterID: r.state.View().Meta().ClusterID}
+	out := status{Name: r.cfg.Name, URL: r.cfg.URL, Applied: r.log.AppliedIndex(), Contact: -1, Version: r.cfg.Version, ClusterID: r.state.View().Meta().ClusterID,
+		Newest: r.cfg.newest, DiskLow: r.disk.isLow()}
 	if ago, ok := r.log.LastContact(); ok {
 		out.Contact = ago.Milliseconds()
 	}
@@ -196,6 +201,8 @@ func (q *request) readyz() error {
 		return api.Errorf(api.CodeUnavailable, "the cluster is being set up")
 	case ago > 10*time.Second:
 		return api.Errorf(api.CodeUnavailable, "this replica has not heard from the leader for %s s", strconv.Itoa(int(ago.Seconds())))
+	case q.r.disk.isLow():
+		return api.Errorf(api.CodeUnavailable, "the disk of this replica's data directory is nearly full")
 	}
 	return q.send(http.StatusOK, map[string]string{"status": "ready", "leader": leader})
 }

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/google/uuid"
 	"github.com/gorilla/mux"
@@ -407,7 +408,9 @@ func (q *request) noContent() error {
 // fail answers with an error. What is no *api.Error is the server's fault: logged here, and named by its id only.
 func (q *request) fail(err error) {
 	var known *api.Error
-	if !errors.As(err, &known) {
+	if errors.Is(err, syscall.ENOSPC) {
+		known = api.Errorf(api.CodeStorageFull, "the disk of the replica's data directory is full; make room and try again")
+	} else if !errors.As(err, &known) {
 		if q.Context().Err() != nil {
 			return // nobody waits
 		}

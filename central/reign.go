@@ -33,6 +33,7 @@ type reign struct {
 	queue     *queue
 	leasePoke chan struct{}
 	scrubs    scrubs
+	roster    roster
 }
 
 func (g *reign) view() fsm.View { return g.r.state.View() }
@@ -45,6 +46,9 @@ func (g *reign) propose(ctx context.Context, kind fsm.Kind, actor string, op *fs
 
 // proposeFor is propose on behalf of a caller, whose key is checked once more when the command applies.
 func (g *reign) proposeFor(ctx context.Context, who caller, kind fsm.Kind, op *fsm.Op, body any) (fsm.Result, error) {
+	if err := g.mayPropose(kind); err != nil {
+		return fsm.Result{}, err
+	}
 	raw, err := fsm.Encode(fsm.Envelope{Kind: kind, Now: g.now(), Term: g.term, Actor: who.actor, Token: who.key, Op: op}, body)
 	if err != nil {
 		return fsm.Result{}, err
@@ -192,6 +196,7 @@ func (r *Replica) reignOnce(ctx context.Context, term uint64) error {
 	work.Go(func() { g.observeAll(ctx) })
 	work.Go(func() { loop{"queue", queuePeriod, g.queue.poke, g.passQueue}.run(ctx, r.logger) })
 	work.Go(func() { loop{"member", memberPeriod, nil, g.passMembers}.run(ctx, r.logger) })
+	work.Go(func() { loop{"roster", rosterPeriod, nil, g.passRoster}.run(ctx, r.logger) })
 	work.Go(func() { g.recordFacts(ctx) })
 	for _, l := range g.loops() {
 		work.Go(func() { l.run(ctx, r.logger) })

@@ -58,6 +58,8 @@ type Config struct {
 	PoolInterval time.Duration
 	// NoReconcile turns the background reconcilers off.
 	NoReconcile bool
+	// DiskReserve is the room in bytes on the disk of DataDir below which the replica takes in nothing new. 0 means 128 MiB.
+	DiskReserve uint64
 	// ElectionTimeout is raft's. 0 means 2 s.
 	ElectionTimeout time.Duration
 	// Version is what the cluster's status shows.
@@ -72,6 +74,10 @@ type Config struct {
 	Logger hclog.Logger
 	// Exit ends the process when it can do no good any more. Nil logs and calls os.Exit.
 	Exit func(code int, message string)
+
+	// For tests: the commands of another release, and a disk as full as wanted.
+	newest, baseline fsm.Kind
+	free             func() (uint64, error)
 }
 
 // Replica is one member of the control plane. Make it with New, run it with Run.
@@ -86,6 +92,7 @@ type Replica struct {
 	metrics *metrics
 	console *console.Handler
 	used    keyUses
+	disk    storage
 	log     *consensus.Node // set by Run before opened is closed
 	opened  chan struct{}
 	stored  atomic.Int64 // index up to which the log was there before this process; -1 until it is known
@@ -132,8 +139,18 @@ func New(cfg Config) (*Replica, error) {
 			os.Exit(code)
 		}
 	}
-	r := &Replica{cfg: cfg, logger: cfg.Logger, wall: cfg.Wall, state: fsm.New(), clock: &leaderClock{wall: cfg.Wall},
-		fleet: newFleet(cfg.Wall()), calls: newNodeCaller(cfg.Nodes, cfg.Wall), opened: make(chan struct{}), closing: make(chan struct{})}
+	if cfg.newest == 0 {
+		cfg.newest, cfg.baseline = fsm.Newest, fsm.Baseline
+	}
+	if cfg.free == nil && cfg.Network == nil {
+		cfg.free = freeBytes(cfg.DataDir)
+	}
+	if cfg.DiskReserve == 0 {
+		cfg.DiskReserve = DefaultDiskReserve
+	}
+	r := &Replica{cfg: cfg, logger: cfg.Logger, wall: cfg.Wall, state: fsm.NewKnowing(cfg.newest), clock: &leaderClock{wall: cfg.Wall},
+		fleet: newFleet(cfg.Wall()), calls: newNodeCaller(cfg.Nodes, cfg.Wall), opened: make(chan struct{}), closing: make(chan struct{}),
+		disk: storage{reserve: cfg.DiskReserve, free: cfg.free, logger: cfg.Logger}}
 	var err error
 	if r.console, err = console.New(); err != nil {
 		return nil, err
@@ -305,6 +322,9 @@ func (m machine) Snapshot() (io.WriterTo, error) { return m.r.state.View(), nil 
 func (m machine) Restore(rc io.ReadCloser) error {
 	defer rc.Close()
 	if err := m.r.state.Restore(rc); err != nil {
+		if errors.Is(err, fsm.ErrUpgrade) { // raft would only offer it again and again
+			m.r.cfg.Exit(ExitUpgrade, err.Error())
+		}
 		return err
 	}
 	m.r.clock.committed(m.r.state.View().Meta().Now, true)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/fluxvm/fluxvm/fsm"
 	"github.com/fluxvm/fluxvm/pkg/api"
@@ -38,6 +39,9 @@ func (q *request) restoreCluster() error {
 	// Seconds of the wall clock keep two restores of one backup apart: hosts may have seen orders of the first one.
 	floor := uint64(max(0, q.r.wall().Unix()))
 	meta, err := fsm.PrepareRestore(http.MaxBytesReader(q.w, q.Request.Body, maxBackup), spool, floor)
+	if errors.Is(err, syscall.ENOSPC) {
+		return err
+	}
 	if err != nil {
 		return api.Errorf(api.CodeInvalid, "the backup cannot be restored, and nothing was changed: %v", err)
 	}

@@ -58,8 +58,18 @@ type member struct {
 // scenario runs f in a bubble on a rig of three replicas that has a leader, and audits it at the end.
 func scenario(t *testing.T, seed uint64, f func(t *testing.T, r *rig)) {
 	t.Helper()
+	scenarioOf(t, 3, seed, f)
+}
+
+// scenarioOf is scenario with so many replicas.
+func scenarioOf(t *testing.T, replicas int, seed uint64, f func(t *testing.T, r *rig)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		r := &rig{t: t, network: consensus.NewNetwork(), names: []string{"central-1", "central-2", "central-3"}, began: time.Now(), rng: rand.New(rand.NewPCG(seed, 1)),
+		var names []string
+		for i := range replicas {
+			names = append(names, fmt.Sprint("central-", i+1))
+		}
+		r := &rig{t: t, network: consensus.NewNetwork(), names: names, began: time.Now(), rng: rand.New(rand.NewPCG(seed, 1)),
 			members: map[string]*member{}, nodes: map[string]*modelNode{}, cut: map[[2]string]bool{}, passed: map[string]int{}, moved: map[string]bool{}}
 		t.Cleanup(r.close)
 		for _, name := range r.names {

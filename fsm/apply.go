@@ -39,6 +39,9 @@ func (s *State) Apply(index uint64, raw []byte) (Result, error) {
 	if err != nil {
 		return Result{}, fmt.Errorf("%w: entry %d: %w", ErrUpgrade, index, err)
 	}
+	if env.Kind > s.newest {
+		return Result{}, fmt.Errorf("%w: entry %d: %w", ErrUpgrade, index, unknown(env.Kind))
+	}
 	g := s.now.Load()
 	txn := g.db.Txn(true)
 	defer txn.Abort()
@@ -157,7 +160,11 @@ func (t *tx) dispatch() (any, error) {
 	case KindUpdateNodes:
 		return run(t, (*tx).updateNodes)
 	}
-	return nil, fmt.Errorf("command kind %d is not known here; upgrade this replica", t.env.Kind)
+	return nil, unknown(t.env.Kind)
+}
+
+func unknown(k Kind) error {
+	return fmt.Errorf("command kind %d is not known here; upgrade this replica", k)
 }
 
 // run reads the body, answers a repeat of a keyed request with its operation, and applies the command.

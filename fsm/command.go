@@ -57,6 +57,13 @@ const (
 	KindUpdateNodes     Kind = 41
 )
 
+// Newest is the highest kind that this program understands.
+const Newest = KindUpdateNodes
+
+// Baseline is the highest kind that every release understands. Kinds above it are proposed only once every member has
+// said that it knows them. It moves with Newest until the first release, and never again.
+const Baseline = Newest
+
 // format is the first byte of every command.
 const format = 1
 

@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"errors"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -84,6 +85,28 @@ func TestEachKindHasACaseInApply(t *testing.T) {
 		}
 		if _, err := f.state.Apply(1, raw); err != nil {
 			t.Errorf("%s is not known: %v", k.name, err)
+		}
+	}
+}
+
+func TestNewestIsTheLastKind(t *testing.T) {
+	all := kinds(t)
+	if last := all[len(all)-1]; Newest != last.number || Baseline > Newest {
+		t.Errorf("Newest is %d and Baseline %d; the last kind is %s, %d", Newest, Baseline, last.name, last.number)
+	}
+}
+
+func TestAnOlderProgramHaltsAtANewerKindAndChangesNothing(t *testing.T) {
+	s := NewKnowing(KindPatchImage)
+	for i, k := range []Kind{KindTick, KindDeleteImage} {
+		raw, err := Encode(Envelope{Kind: k, Now: 7}, bodies[k])
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := s.View().Index()
+		_, err = s.Apply(uint64(i+1), raw)
+		if older := k > KindPatchImage; errors.Is(err, ErrUpgrade) != older || older && s.View().Index() != before {
+			t.Errorf("kind %d: %v at index %d, want the upgrade message only for a newer kind, and nothing changed", k, err, s.View().Index())
 		}
 	}
 }

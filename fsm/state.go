@@ -15,6 +15,7 @@ import (
 type State struct {
 	now    atomic.Pointer[generation]
 	events *Ring
+	newest Kind
 }
 
 // generation is one store; a restore replaces it as a whole.
@@ -24,8 +25,11 @@ type generation struct {
 }
 
 // New gives an empty state.
-func New() *State {
-	s := &State{events: newRing()}
+func New() *State { return NewKnowing(Newest) }
+
+// NewKnowing is New of a program that understands no kind above the given one, as an older release would.
+func NewKnowing(newest Kind) *State {
+	s := &State{events: newRing(), newest: newest}
 	s.now.Store(newGeneration())
 	return s
 }

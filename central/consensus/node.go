@@ -165,9 +165,10 @@ func (n *Node) start(through func(transport) transport) (err error) {
 	if n.atStart, err = n.disk.lastCommand(); err != nil {
 		return err
 	}
+	failed := func(operation string, err error) { n.exit(ExitFault, writeFault(operation, err)) }
 	logs, stable, err := wrapLogs(n.disk.logs, n.disk.stable, func(operation string) {
 		n.exit(ExitFault, fmt.Sprintf("%s took longer than %s: look at the disk that holds the data directory", operation, storeLimit))
-	})
+	}, failed)
 	if err != nil {
 		return fmt.Errorf("opening the raft store: %w", err)
 	}
@@ -187,7 +188,7 @@ func (n *Node) start(through func(transport) transport) (err error) {
 		return fmt.Errorf("opening consensus: %w", err)
 	}
 	err = recovered("the raft directory", func() (err error) {
-		n.raft, err = raft.NewRaft(conf, n.machine, logs, stable, taggedSnapshots{n.disk.snapshots}, n.trans)
+		n.raft, err = raft.NewRaft(conf, n.machine, logs, stable, taggedSnapshots{n.disk.snapshots, failed}, n.trans)
 		return err
 	})
 	if n.machine.refusal != nil {

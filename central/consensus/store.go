@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"strings"
+	"syscall"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -71,6 +73,7 @@ func openDisk(dir, name string, create bool, logger hclog.Logger) (*disk, error)
 	if err != nil {
 		return nil, err
 	}
+	sweep(dir, logger)
 	snapshots, err := raft.NewFileSnapshotStoreWithLogger(raftDir, snapshotsKept, logger)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("opening snapshots: %w", err), bolt.Close())
@@ -192,14 +195,15 @@ func (d *disk) lastCommand() (uint64, error) {
 }
 
 // wrapLogs puts the guards and the cache around a log store, in the order raft must see them.
-func wrapLogs(logs raft.LogStore, stable raft.StableStore, hung func(operation string)) (raft.LogStore, raft.StableStore, error) {
-	guard := &guardedStore{logs: logs, stable: stable, limit: storeLimit, hung: hung}
+func wrapLogs(logs raft.LogStore, stable raft.StableStore, hung func(operation string), failed func(operation string, err error)) (raft.LogStore, raft.StableStore, error) {
+	guard := &guardedStore{logs: logs, stable: stable, limit: storeLimit, hung: hung, failed: failed}
 	cache, err := raft.NewLogCache(logCacheEntries, guard)
 	return cache, guard, err
 }
 
 // guardedStore watches every call to the store below it. A call that takes too long ends the process: a leader
 // with a hung disk would otherwise lead for ever, and an error would be a lie, since the write may still land.
+// A write that fails ends it, too: what the disk holds then only a fresh start can tell.
 //
 // It also says that the log has no gaps, so that raft empties it after a snapshot is installed. Leaving old
 // entries below a gap makes a follower ask for the same snapshot again and again.
@@ -208,6 +212,7 @@ type guardedStore struct {
 	stable raft.StableStore
 	limit  time.Duration
 	hung   func(operation string)
+	failed func(operation string, err error)
 }
 
 var (
@@ -219,6 +224,14 @@ var (
 
 func (s *guardedStore) watch(operation string) (done func() bool) {
 	return time.AfterFunc(s.limit, func() { s.hung(operation) }).Stop
+}
+
+// wrote passes the error of a write on, after it was reported.
+func (s *guardedStore) wrote(operation string, err error) error {
+	if err != nil {
+		s.failed(operation, err)
+	}
+	return err
 }
 
 func (s *guardedStore) IsMonotonic() bool { return true }
@@ -240,22 +253,22 @@ func (s *guardedStore) GetLog(index uint64, log *raft.Log) error {
 
 func (s *guardedStore) StoreLog(log *raft.Log) error {
 	defer s.watch("writing the log")()
-	return s.logs.StoreLog(log)
+	return s.wrote("writing the log", s.logs.StoreLog(log))
 }
 
 func (s *guardedStore) StoreLogs(logs []*raft.Log) error {
 	defer s.watch("writing the log")()
-	return s.logs.StoreLogs(logs)
+	return s.wrote("writing the log", s.logs.StoreLogs(logs))
 }
 
 func (s *guardedStore) DeleteRange(min, max uint64) error {
 	defer s.watch("trimming the log")()
-	return s.logs.DeleteRange(min, max)
+	return s.wrote("trimming the log", s.logs.DeleteRange(min, max))
 }
 
 func (s *guardedStore) Set(key, value []byte) error {
 	defer s.watch("writing term and vote")()
-	return s.stable.Set(key, value)
+	return s.wrote("writing term and vote", s.stable.Set(key, value))
 }
 
 func (s *guardedStore) Get(key []byte) ([]byte, error) {
@@ -265,7 +278,7 @@ func (s *guardedStore) Get(key []byte) ([]byte, error) {
 
 func (s *guardedStore) SetUint64(key []byte, value uint64) error {
 	defer s.watch("writing term and vote")()
-	return s.stable.SetUint64(key, value)
+	return s.wrote("writing term and vote", s.stable.SetUint64(key, value))
 }
 
 func (s *guardedStore) GetUint64(key []byte) (uint64, error) {
@@ -273,8 +286,64 @@ func (s *guardedStore) GetUint64(key []byte) (uint64, error) {
 	return s.stable.GetUint64(key)
 }
 
-// taggedSnapshots lets the state machine know which snapshot it is given: raft passes only the bytes.
-type taggedSnapshots struct{ raft.SnapshotStore }
+// taggedSnapshots lets the state machine know which snapshot it is given: raft passes only the bytes. It also reports a
+// disk that is too full for a snapshot: raft would go on with a log that grows.
+type taggedSnapshots struct {
+	raft.SnapshotStore
+	failed func(operation string, err error)
+}
+
+func (s taggedSnapshots) Create(version raft.SnapshotVersion, index, term uint64, conf raft.Configuration, confIndex uint64, trans raft.Transport) (raft.SnapshotSink, error) {
+	sink, err := s.SnapshotStore.Create(version, index, term, conf, confIndex, trans)
+	if err = s.wrote(err); err != nil {
+		return nil, err
+	}
+	return reportingSink{sink, s}, nil
+}
+
+func (s taggedSnapshots) wrote(err error) error {
+	if isFull(err) {
+		s.failed("writing a snapshot", err)
+	}
+	return err
+}
+
+type reportingSink struct {
+	raft.SnapshotSink
+	store taggedSnapshots
+}
+
+func (s reportingSink) Write(p []byte) (int, error) {
+	n, err := s.SnapshotSink.Write(p)
+	return n, s.store.wrote(err)
+}
+
+func (s reportingSink) Close() error { return s.store.wrote(s.SnapshotSink.Close()) }
+
+// isFull says that there was no room. The store below gives some errors on as words only.
+func isFull(err error) bool {
+	return err != nil && (errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || strings.Contains(err.Error(), syscall.ENOSPC.Error()))
+}
+
+// writeFault is what a replica says that ends because a write failed.
+func writeFault(operation string, err error) string {
+	if isFull(err) {
+		return fmt.Sprintf("%s failed, the disk is full (%v): make room on the disk that holds the data directory, then start again", operation, err)
+	}
+	return fmt.Sprintf("%s failed (%v): look at the disk that holds the data directory; starting again to see what it holds", operation, err)
+}
+
+// sweep removes what a crash left of unfinished snapshots and restores: on a full disk they would keep it full.
+func sweep(dir string, logger hclog.Logger) {
+	for _, pattern := range []string{filepath.Join(dir, "restore-*"), filepath.Join(dir, "raft", "snapshots", "*.tmp")} {
+		left, _ := filepath.Glob(pattern) // the pattern is well formed
+		for _, path := range left {
+			if err := os.RemoveAll(path); err != nil {
+				logger.Warn("could not remove what a crash has left", "path", path, "error", err)
+			}
+		}
+	}
+}
 
 type taggedReader struct {
 	io.ReadCloser

@@ -148,7 +148,7 @@ func TestHungDiskExitsAndTheWriteIsNotDenied(t *testing.T) {
 		store := raft.NewInmemStore()
 		slow := slowStore{store, make(chan struct{})}
 		hung := make(chan string, 1)
-		logs, _, err := wrapLogs(slow, store, func(operation string) { hung <- operation })
+		logs, _, err := wrapLogs(slow, store, func(operation string) { hung <- operation }, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -176,7 +176,7 @@ func TestHungDiskExitsAndTheWriteIsNotDenied(t *testing.T) {
 func TestQuickStoreCallsRaiseNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := raft.NewInmemStore()
-		logs, stable, err := wrapLogs(store, store, func(operation string) { t.Errorf("reported %q", operation) })
+		logs, stable, err := wrapLogs(store, store, func(operation string) { t.Errorf("reported %q", operation) }, func(string, error) {})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -25,6 +25,7 @@ type centralOptions struct {
 	reconcileSecs                                     int
 	operatorTokenFile                                 string
 	insecure                                          bool
+	diskReserveMiB                                    uint64
 	electionTimeout                                   time.Duration
 	config, logLevel                                  string
 	logJSON                                           bool
@@ -65,6 +66,7 @@ Each flag can also be set in the file that --config names (the flag's name with 
 	f.StringVar(&o.joinTokenFile, "join-token-file", "", "with --join: file with the token (fluxctl cluster join-token --kind replica)")
 	f.IntVar(&o.reconcileSecs, "reconcile-secs", 5, "period of the background reconcilers in seconds; 0 turns them off")
 	f.StringVar(&o.operatorTokenFile, "operator-token-file", "", "file with the first operator's token (default: one is made and written to DATA/operator-token)")
+	f.Uint64Var(&o.diskReserveMiB, "disk-reserve-mib", central.DefaultDiskReserve>>20, "free room on the disk of --data below which this replica takes in nothing new")
 	f.BoolVar(&o.insecure, "insecure", false, "allow listening beyond loopback, where everything is readable to others")
 	f.DurationVar(&o.electionTimeout, "election-timeout", 0, "how long a follower waits for its leader (default 2s)")
 	f.StringVar(&o.config, "config", "", "configuration file (TOML)")
@@ -80,7 +82,7 @@ func runCentral(cmd *cobra.Command, o centralOptions) error {
 		return err
 	}
 	cfg := central.Config{Name: o.name, URL: o.url, ClusterAddr: o.advertise, DataDir: o.data, Bootstrap: o.bootstrap,
-		NoReconcile: o.reconcileSecs == 0, ElectionTimeout: o.electionTimeout, Version: buildVersion(), Logger: logger}
+		NoReconcile: o.reconcileSecs == 0, ElectionTimeout: o.electionTimeout, Version: buildVersion(), DiskReserve: o.diskReserveMiB << 20, Logger: logger}
 	if cfg.PoolInterval, err = poolInterval(os.Getenv("FLUXVM_WARM_POOL_INTERVAL_SECS"), o.reconcileSecs); err != nil {
 		return err
 	}
