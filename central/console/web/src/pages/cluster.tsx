@@ -1,7 +1,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { del, get, patch, post, seg } from "../api.ts";
 import type { Image, JoinToken, Policy } from "../api.ts";
-import { count, mib, memory } from "../format.ts";
+import { count, mib, memory, span } from "../format.ts";
 import { cluster, images, reloadCluster, reloadImages } from "../live.ts";
 import { me } from "../session.ts";
 import { DataTable } from "../table.tsx";
@@ -83,7 +83,8 @@ function PolicyPanel({ writes }: { writes: boolean }) {
         <fieldset class="policy" disabled={!writes}>
           <legend class="sr">What the operator allows</legend>
           {switches.map((s) => <Check key={s.key} label={s.text} hint={s.hint} value={policy[s.key]} set={(v) => void change({ [s.key]: v })} />)}
-          <Facts of={[["Shortest lease of a Mac", `${policy.min_lease_hours} h`], ["Spares a host starts at once", policy.max_boots_per_node]]} />
+          <Facts of={[["Shortest lease of a Mac", `${policy.min_lease_hours} h`], ["Spares a host starts at once", policy.max_boots_per_node],
+            ["A silent host is lost", policy.lost_after_seconds ? `after ${span(policy.lost_after_seconds * 1000)}` : "when an operator says so"]]} />
         </fieldset>
       )}
     </Panel>
