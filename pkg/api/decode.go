@@ -24,6 +24,9 @@ func Decode(raw []byte, v any) error {
 	if len(raw) > MaxBody {
 		return Errorf(CodeTooLarge, "the body has more than %d bytes; send less", MaxBody)
 	}
+	if json.Valid(raw) && isExact(raw, reflect.TypeOf(v)) && json.Unmarshal(raw, v) == nil {
+		return nil
+	}
 	if err := checkShape(raw); err != nil {
 		return err
 	}
@@ -77,17 +80,33 @@ func checkNames(raw []byte, t reflect.Type) error {
 // fieldsOf are the types of a struct's fields by their names in JSON, those of embedded structs among them.
 func fieldsOf(t reflect.Type) map[string]reflect.Type {
 	out := map[string]reflect.Type{}
-	for _, f := range reflect.VisibleFields(t) {
+	eachField(t, func(name string, kind reflect.Type) { out[name] = kind })
+	return out
+}
+
+// eachField gives the fields of a struct that are read from JSON.
+func eachField(t reflect.Type, yield func(name string, kind reflect.Type)) {
+	give := func(f reflect.StructField) {
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		switch {
 		case !f.IsExported() || f.Anonymous && name == "" || name == "-":
 		case name == "":
-			out[f.Name] = f.Type
+			yield(f.Name, f.Type)
 		default:
-			out[name] = f.Type
+			yield(name, f.Type)
 		}
 	}
-	return out
+	for i := range t.NumField() {
+		if t.Field(i).Anonymous {
+			for _, f := range reflect.VisibleFields(t) {
+				give(f)
+			}
+			return
+		}
+	}
+	for i := range t.NumField() { // VisibleFields would copy them all
+		give(t.Field(i))
+	}
 }
 
 // level is one open object or array while the tokens are walked.
