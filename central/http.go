@@ -241,7 +241,7 @@ func (q *request) serve(rt route) error {
 	}
 	q.body = raw
 	if rt.local {
-		if err := q.authenticate(rt); err != nil {
+		if err := q.admitTo(rt); err != nil {
 			return err
 		}
 		return rt.handle(q)
@@ -251,7 +251,7 @@ func (q *request) serve(rt route) error {
 		return err
 	}
 	if stale && rt.method == http.MethodGet {
-		if err := q.authenticate(rt); err != nil {
+		if err := q.admitTo(rt); err != nil {
 			return err
 		}
 		ago, ok := q.r.log.LastContact()
@@ -285,10 +285,19 @@ func (q *request) serveCurrent(rt route) error {
 			return err
 		}
 	}
-	if err := q.authenticate(rt); err != nil {
+	if err := q.admitTo(rt); err != nil {
 		return err
 	}
 	return q.handle(rt)
+}
+
+// admitTo lets in who may use the route, with query parameters that it takes. What asks whether a replica lives may add
+// what it likes.
+func (q *request) admitTo(rt route) error {
+	if err := q.authenticate(rt); err != nil || rt.who == forAnyone {
+		return err
+	}
+	return api.CheckQuery(q.URL.Query(), q.r.queries[rt.method+" "+rt.path])
 }
 
 // handle runs the handler, after waiting for a change if the request asks for that.

@@ -24,6 +24,7 @@ import (
 	"github.com/fluxvm/fluxvm/central/consensus"
 	"github.com/fluxvm/fluxvm/central/console"
 	"github.com/fluxvm/fluxvm/fsm"
+	"github.com/fluxvm/fluxvm/pkg/api"
 )
 
 // DefaultPoolInterval is how often the pool reconciler looks when nothing wakes it.
@@ -100,6 +101,7 @@ type Replica struct {
 	reign   atomic.Pointer[reign]
 	stands  atomic.Pointer[func() consensus.Standing]
 	closing chan struct{}            // closed when the replica ends, so that streams do
+	queries map[string][]string      // query parameters of each route, by method and path
 	known   atomic.Pointer[[]string] // URLs of all replicas, as far as they have answered
 }
 
@@ -153,6 +155,9 @@ func New(cfg Config) (*Replica, error) {
 		disk: storage{reserve: cfg.DiskReserve, free: cfg.free, logger: cfg.Logger}}
 	var err error
 	if r.console, err = console.New(); err != nil {
+		return nil, err
+	}
+	if r.queries, err = api.QueryParameters(); err != nil {
 		return nil, err
 	}
 	r.stored.Store(-1)

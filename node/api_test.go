@@ -54,6 +54,12 @@ func TestWhatIsWrongWithARequestIsSaid(t *testing.T) {
 		}
 		h.refused(api.CodeInvalid, "GET", "/v1/vms?limit=501", nil)
 		h.refused(api.CodeInvalid, "GET", "/v1/events?since=x", nil)
+		if e := h.refused(api.CodeInvalid, "GET", "/v1/vms?state=running", nil); e.Field != "state" || !strings.Contains(e.Detail, "takes cursor, limit") {
+			t.Errorf("an unknown parameter: %+v", e)
+		}
+		if e := h.refused(api.CodeInvalid, "DELETE", "/v1/vms/"+id+"?force=true", nil); !strings.Contains(e.Detail, "takes none") {
+			t.Errorf("a parameter where none is taken: %+v", e)
+		}
 		h.refused(api.CodeNotFound, "GET", "/v1/vms/"+uuid.NewString(), nil)
 		h.refused(api.CodeNotFound, "GET", "/v1/vms/..%2F..%2Fetc", nil)
 		h.refused(api.CodeNotFound, "GET", "/v2/vms", nil)

@@ -529,19 +529,24 @@ func (d *Daemon) readConsole(c *call) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
+	most, err := c.upTo(1 << 20)
+	if err != nil {
+		return answer{}, err
+	}
+	most = min(most, consoleBytes)
 	m := v.machineNow()
 	last, has := v.driver.(machine.LastWords)
 	if m == nil && !has {
 		return answer{}, api.Errorf(api.CodeConflict, "VM %s does not run, so it has no console; start it", v.id)
 	}
 	if m == nil {
-		text, err := last.LastConsole(v.spec(), v.dir, consoleBytes)
+		text, err := last.LastConsole(v.spec(), v.dir, most)
 		if err != nil {
 			return answer{}, err
 		}
 		return ok(text)
 	}
-	text, err := m.Console(consoleBytes)
+	text, err := m.Console(most)
 	if err != nil {
 		return answer{}, err
 	}

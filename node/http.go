@@ -56,15 +56,20 @@ func (d *Daemon) routes() http.Handler {
 		return answer{}, api.Errorf(api.CodeNotFound, "there is no such route; see the host API in the documentation")
 	})
 	r.MethodNotAllowedHandler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { d.refuseMethod(r, w, req) })
-	at := func(method, path string, who role, do func(*call) (answer, error)) {
-		r.Handle(path, d.handle(who, do)).Methods(method)
+	at := func(method, path string, who role, do func(*call) (answer, error), query ...string) {
+		r.Handle(path, d.handle(who, func(c *call) (answer, error) {
+			if err := api.CheckQuery(c.URL.Query(), query); err != nil {
+				return answer{}, err
+			}
+			return do(c)
+		})).Methods(method)
 	}
 	r.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, "ok\n") }).Methods(http.MethodGet)
 	at(http.MethodGet, "/readyz", anyone, func(*call) (answer, error) { return ok("ok\n") })
 	r.Handle("/metrics", d.guardMetrics()).Methods(http.MethodGet)
 
 	at(http.MethodPost, "/v1/vms", admin, d.createVM)
-	at(http.MethodGet, "/v1/vms", reader, d.listVMs)
+	at(http.MethodGet, "/v1/vms", reader, d.listVMs, "cursor", "limit")
 	at(http.MethodGet, "/v1/vms/{id}", reader, d.getVM)
 	at(http.MethodPatch, "/v1/vms/{id}", admin, d.patchVM)
 	at(http.MethodDelete, "/v1/vms/{id}", admin, d.deleteVM)
@@ -74,23 +79,23 @@ func (d *Daemon) routes() http.Handler {
 	at(http.MethodPost, "/v1/vms/{id}/pause", admin, d.pauseVM)
 	at(http.MethodPost, "/v1/vms/{id}/resume", admin, d.resumeVM)
 	at(http.MethodPost, "/v1/vms/{id}/exec", admin, d.execVM)
-	at(http.MethodGet, "/v1/vms/{id}/console", reader, d.readConsole)
+	at(http.MethodGet, "/v1/vms/{id}/console", reader, d.readConsole, "limit")
 	at(http.MethodGet, "/v1/vms/{id}/balloon", reader, d.getBalloon)
 	at(http.MethodPost, "/v1/vms/{id}/balloon", admin, d.postBalloon)
 	at(http.MethodGet, "/v1/vms/{id}/memory", reader, d.getMemory)
 	at(http.MethodPost, "/v1/vms/{id}/fork", admin, d.forkVM)
 	at(http.MethodPost, "/v1/vms/{id}/snapshot", admin, d.snapshotVM)
-	at(http.MethodGet, "/v1/snapshots", reader, d.listSnapshots)
+	at(http.MethodGet, "/v1/snapshots", reader, d.listSnapshots, "cursor", "limit")
 	at(http.MethodDelete, "/v1/snapshots/{name}", admin, d.deleteSnapshot)
 	at(http.MethodPost, "/v1/sandboxes", admin, d.createSandbox)
-	at(http.MethodGet, "/v1/sandboxes", reader, d.listSandboxes)
+	at(http.MethodGet, "/v1/sandboxes", reader, d.listSandboxes, "cursor", "limit")
 	at(http.MethodPost, "/v1/sandboxes/{id}/exec", admin, d.execSandbox)
 	at(http.MethodPost, "/v1/sandboxes/{id}/hibernate", admin, d.hibernateSandbox)
 	at(http.MethodPost, "/v1/sandboxes/{id}/wake", admin, d.wakeSandbox)
 	at(http.MethodPost, "/v1/scrub", admin, d.scrub)
 	at(http.MethodGet, "/v1/host/memory", reader, d.hostMemory)
-	at(http.MethodGet, "/v1/images", reader, d.listImages)
-	at(http.MethodGet, "/v1/events", reader, d.listEvents)
+	at(http.MethodGet, "/v1/images", reader, d.listImages, "cursor", "limit")
+	at(http.MethodGet, "/v1/events", reader, d.listEvents, "cursor", "limit", "since")
 	at(http.MethodGet, "/v1/sandboxes/density", reader, func(*call) (answer, error) { return ok(d.density()) })
 
 	var top http.Handler = r
@@ -359,14 +364,16 @@ func pageOf[T any](c *call, all []T, key func(T) string) (api.List[T], error) {
 }
 
 // limit is how many items the request wants, at most and by default maxPage.
-func (c *call) limit() (int, error) {
+func (c *call) limit() (int, error) { return c.upTo(maxPage) }
+
+func (c *call) upTo(most int) (int, error) {
 	text := c.URL.Query().Get("limit")
 	if text == "" {
-		return maxPage, nil
+		return most, nil
 	}
 	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 || n > maxPage {
-		return 0, api.Invalid("limit", "limit must be from 1 to %d", maxPage)
+	if err != nil || n < 1 || n > most {
+		return 0, api.Invalid("limit", "limit must be from 1 to %d", most)
 	}
 	return n, nil
 }
