@@ -167,11 +167,8 @@ func wireLaunch(view fsm.View, op *fsm.Operation, claimMS int64) api.LaunchAnswe
 		out.VM, out.Node = wireVM(v), v.Node
 		return out
 	}
-	guestOS := api.GuestLinux
-	if i := view.Image(op.Image); i != nil {
-		guestOS = i.GuestOS
-	}
-	out.VM = api.VM{ID: op.Ref, Name: op.Name, Tenant: orNull(op.Scope), Node: op.Node, Image: op.Image, GuestOS: guestOS, State: api.StateGone, Reason: "it has ended since",
+	guestOS := cmp.Or(op.GuestOS, api.GuestLinux)
+	out.VM = api.VM{ID: op.Ref, Name: op.Name, Tenant: orNull(op.Scope), Node: op.Node, Image: op.Image, GuestOS: guestOS, VCPUs: op.VCPUs, MemoryMiB: op.MemoryMiB, DiskSizeGiB: op.DiskGiB, State: api.StateGone, Reason: "it has ended since",
 		Labels: map[string]string{}, CreatedAt: op.At, ClaimedFrom: op.Pool, ColdReason: op.ColdReason}
 	return out
 }

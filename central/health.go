@@ -37,6 +37,9 @@ func (g *reign) passNodes(ctx context.Context) error {
 	var changes []fsm.NodeChange
 	for node := range view.Nodes("") {
 		if node.Adopting {
+			if node.State == api.NodeLost && g.holdsBack(view, node) {
+				continue
+			}
 			if err := g.adopt(ctx, view, node); err != nil {
 				return err
 			}
@@ -48,8 +51,7 @@ func (g *reign) passNodes(ctx context.Context) error {
 		switch {
 		case change.State == node.State && change.Fault == node.Fault:
 			continue
-		case change.State == api.NodeHealthy && node.State == api.NodeLost && len(view.Unsettled(node.Name)) > 0,
-			change.State == api.NodeHealthy && g.fence(view, node, b):
+		case change.State == api.NodeHealthy && g.holdsBack(view, node):
 			continue // not yet: that comes first
 		}
 		if node.State == api.NodeHealthy {
@@ -99,10 +101,19 @@ func healthOf(node *fsm.Node, silence, reign, lostAfter time.Duration, b *beat) 
 	return was, node.Fault
 }
 
+// holdsBack says that a host that is back may not serve yet: what it had is not settled, or it still has VMs that boot
+// elsewhere by now, which it is told to give up.
+func (g *reign) holdsBack(view fsm.View, node *fsm.Node) bool {
+	return node.State == api.NodeLost && len(view.Unsettled(node.Name)) > 0 || g.fence(view, node, g.r.fleet.get(node.Name))
+}
+
 // fence has a host that is back give up VMs that boot elsewhere since, by their ids. It says whether there are any: the
 // host serves again only when its list is without them.
 func (g *reign) fence(view fsm.View, node *fsm.Node, b *beat) bool {
 	var ids []string
+	if b == nil {
+		return false
+	}
 	for id, vm := range b.vms {
 		row := view.VM(id)
 		if vm.State != api.StateGone && vm.Cluster == view.Meta().ClusterID && row != nil && row.Node != node.Name {

@@ -79,20 +79,21 @@ func TestEveryPOSTHasOneEffectForOneKey(t *testing.T) {
 func TestAKeyIsMadeWhereNoneIsGiven(t *testing.T) {
 	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1")
-		first := r.call(r.follower(), "POST", "/fleet/vms", body{"image": "tiny"})
+		sized := body{"image": "tiny", "vcpus": 2, "memory_mib": 768}
+		first := r.call(r.follower(), "POST", "/fleet/vms", sized)
 		key := first.header.Get(api.HeaderIdempotencyKey)
 		if key == "" {
 			t.Fatalf("no key came back with %s", first)
 		}
-		again := r.call(r.leader(), "POST", "/fleet/vms", body{"image": "tiny"}, api.HeaderIdempotencyKey, key)
+		again := r.call(r.leader(), "POST", "/fleet/vms", sized, api.HeaderIdempotencyKey, key)
 		if a, b := into[api.LaunchAnswer](t, first), into[api.LaunchAnswer](t, again); a.VM.ID != b.VM.ID || again.header.Get(api.HeaderReplayed) != "true" {
 			t.Errorf("the repeat made %s, want %s", b.VM.ID, a.VM.ID)
 		}
 		r.insist("DELETE", "/fleet/vms/"+into[api.LaunchAnswer](t, first).VM.ID, nil, "")
 		r.eventually("the VM to be gone", time.Minute, func() bool { return len(r.vms()) == 0 })
-		gone := into[api.LaunchAnswer](t, r.call(r.leader(), "POST", "/fleet/vms", body{"image": "tiny"}, api.HeaderIdempotencyKey, key))
-		if gone.VM.State != api.StateGone || gone.VM.ID != into[api.LaunchAnswer](t, first).VM.ID {
-			t.Errorf("the repeat after its end answers %+v, want it gone", gone.VM)
+		gone := into[api.LaunchAnswer](t, r.call(r.leader(), "POST", "/fleet/vms", sized, api.HeaderIdempotencyKey, key))
+		if gone.VM.State != api.StateGone || gone.VM.ID != into[api.LaunchAnswer](t, first).VM.ID || gone.VM.VCPUs != 2 || gone.VM.MemoryMiB != 768 {
+			t.Errorf("the repeat after its end answers %+v, want it gone, with the size that it had", gone.VM)
 		}
 	})
 }

@@ -145,3 +145,40 @@ func TestRestoreReleasesReaders(t *testing.T) {
 		})
 	})
 }
+
+// Failure mode 3 after a restore: one that is lost before it was merged is held to giving up what boots elsewhere, too.
+func TestAHostThatIsLostBeforeItIsMergedReturnsFenced(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
+		r.ready("n1", "n2")
+		r.image("tiny")
+		mobile := r.launch(r.leader(), body{"name": "mobile", "image": "tiny", "reschedulable": true})
+		r.running(mobile.VM.ID)
+		r.moves(mobile.VM.ID)
+		home := r.node(mobile.Node)
+		other := "n1"
+		if mobile.Node == other {
+			other = "n2"
+		}
+		backup := r.call(r.leader(), "POST", "/fleet/cluster/snapshot", nil).body
+		home.with(func() { home.mute = true })
+		r.lost()
+		r.call(r.leader(), "POST", restorePath, backup, "Content-Type", "application/octet-stream")
+		r.serving()
+		r.eventually("the other to be adopted", time.Minute, func() bool { return r.nodeState(other).State == api.NodeHealthy })
+		if got := r.call(r.leader(), "POST", "/fleet/nodes/"+mobile.Node+"/lost", nil); got.status != http.StatusOK {
+			t.Fatal(got)
+		}
+		r.eventually("it to run elsewhere", time.Minute, func() bool {
+			v := r.row(mobile.VM.ID)
+			return v.Node == other && v.State == api.StateRunning
+		})
+		home.with(func() { home.mute = false })
+		r.eventually("the host to serve again", 2*time.Minute, func() bool { return r.nodeState(mobile.Node).State == api.NodeHealthy })
+		if home.has(mobile.VM.ID) != nil {
+			t.Error("the host serves again with a VM that runs elsewhere")
+		}
+		if v := r.row(mobile.VM.ID); v.Node != other || r.node(other).has(mobile.VM.ID) == nil {
+			t.Errorf("it is %s on %s now", v.State, v.Node)
+		}
+	})
+}

@@ -234,8 +234,10 @@ func (t *tx) launchVM(c LaunchVM) (any, error) {
 		return nil, err
 	}
 	l.TTLSeconds = plan.TTL
-	op := Operation{Ref: c.ID, Name: l.Name, Image: plan.Image.Name, ColdReason: plan.ColdReason}
-	if plan.Claim != nil {
+	op := Operation{Ref: c.ID, Name: l.Name, Image: plan.Image.Name, ColdReason: plan.ColdReason,
+		GuestOS: plan.GuestOS, VCPUs: plan.VCPUs, MemoryMiB: plan.MemoryMiB, DiskGiB: plan.DiskGiB}
+	if s := plan.Claim; s != nil { // its size need not be the image's any more
+		op.GuestOS, op.VCPUs, op.MemoryMiB, op.DiskGiB = s.GuestOS, s.VCPUs, s.MemoryMiB, s.DiskGiB
 		op.Ref, op.Node, op.Warm, op.Pool, op.ColdReason = plan.Claim.ID, plan.Claim.Node, true, plan.Pool.Name, ""
 	} else if plan.Node == nil {
 		return nil, noCapacity(c.Reasons)

@@ -282,6 +282,10 @@ type Operation struct {
 	Pool       string `json:"pool,omitempty"`
 	ClaimMS    int64  `json:"claim_ms,omitempty"`
 	ColdReason string `json:"cold_reason,omitempty"`
+	GuestOS    string `json:"guest_os,omitempty"`
+	VCPUs      int    `json:"vcpus,omitempty"`
+	MemoryMiB  int64  `json:"memory_mib,omitempty"`
+	DiskGiB    int64  `json:"disk_gib,omitempty"`
 }
 
 // Activity is one entry of who did what.
