@@ -25,6 +25,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
+
 	"github.com/fluxvm/fluxvm/central"
 	"github.com/fluxvm/fluxvm/central/consensus"
 	"github.com/fluxvm/fluxvm/pkg/api"
@@ -65,7 +67,8 @@ func play(raw string) error {
 	if err != nil {
 		return err
 	}
-	r, err := central.New(central.Config{Name: p.Name, Listener: listener, Cluster: cluster, DataDir: p.Dir, Bootstrap: true, Initial: p.Initial, OperatorToken: p.Token, ElectionTimeout: 2 * time.Second})
+	r, err := central.New(central.Config{Name: p.Name, Listener: listener, Cluster: cluster, DataDir: p.Dir, Bootstrap: true, Initial: p.Initial, OperatorToken: p.Token, ElectionTimeout: 2 * time.Second,
+		Logger: hclog.New(&hclog.LoggerOptions{Name: p.Name, Level: hclog.Warn, Output: os.Stderr})})
 	if err != nil {
 		return err
 	}
@@ -233,7 +236,7 @@ func TestAFleetAtScale(t *testing.T) {
 		return otherwise
 	}
 	nodes, vms := number("FLUXVM_SCALE_NODES", 50), number("FLUXVM_SCALE_VMS", 100)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(number("FLUXVM_SCALE_MINUTES", 20))*time.Minute)
 	defer cancel()
 	s := &scale{t: t, ctx: ctx, token: central.NewToken("fvx_op_"), parts: map[string]*exec.Cmd{}}
 	s.startReplicas()
@@ -248,7 +251,10 @@ func TestAFleetAtScale(t *testing.T) {
 			to = 10
 		}
 		s.start(part{Token: s.token, Listen: freeAddr(t), Replicas: s.urls, From: from, To: to})
-		eventually(ctx, t, "for the nodes to be healthy", func() bool { c, err := s.client.Capacity(ctx); return err == nil && c.Healthy == to })
+		s.tell(fmt.Sprintf("of %d nodes healthy", to), func() (int, bool) {
+			c, err := s.client.Capacity(ctx)
+			return c.Healthy, err == nil && c.Healthy == to
+		})
 		s.launch(from*vms/nodes, to*vms/nodes, nodes, vms)
 		if from = to; !measured[to] && (to == 10 || to == 1000 || to == nodes) {
 			measured[to] = true
@@ -295,11 +301,36 @@ func (s *scale) launch(from, to, nodes, vms int) {
 			}
 		})
 	}
-	for i := from; i < to; i++ {
+	said := time.Now()
+	for i := from; i < to && !s.t.Failed(); i++ {
 		next <- i
+		if time.Since(said) > progressEvery {
+			said = time.Now()
+			s.t.Logf("         %d of %d VMs launched", i, to)
+		}
 	}
 	close(next)
 	workers.Wait()
+}
+
+// progressEvery is how often a step that takes long says how far it is.
+const progressEvery = 10 * time.Second
+
+// tell waits for a step and says now and then how far it is.
+func (s *scale) tell(what string, far func() (int, bool)) {
+	s.t.Helper()
+	said := time.Now()
+	eventually(s.ctx, s.t, what, func() bool {
+		n, done := far()
+		if !done && time.Since(said) > progressEvery {
+			said = time.Now()
+			s.t.Logf("         %d %s", n, what)
+		}
+		if !done {
+			pauseFor(s.ctx, 200*time.Millisecond) // asking costs the leader more the larger the fleet is
+		}
+		return done
+	})
 }
 
 // placement is the median time of a launch that ranks all hosts, from the request to the answer: it is committed and
@@ -400,18 +431,17 @@ func (s *scale) failover(nodes int) {
 	if err := s.parts[s.leader()].Process.Kill(); err != nil {
 		s.t.Fatal(err)
 	}
-	var heard int
-	eventually(s.ctx, s.t, "for the next leader to hear every node", func() bool {
-		heard = 0
+	s.tell(fmt.Sprintf("of %d nodes confirmed by the next leader", nodes), func() (int, bool) {
+		heard := 0
 		for n, err := range s.client.Nodes(s.ctx, client.Filter{}) {
 			if err != nil {
-				return false
+				return heard, false
 			}
 			if n.State == api.NodeHealthy && n.LastSeenAt > killed {
 				heard++
 			}
 		}
-		return heard == nodes
+		return heard, heard == nodes
 	})
 	s.t.Logf("%6d nodes: all confirmed %s after the leader was killed", nodes, api.TimeOf(time.Now()).Sub(killed).Round(100*time.Millisecond))
 	for a, err := range s.client.Activity(s.ctx, client.ActivityFilter{}) {
