@@ -38,7 +38,7 @@ func (q *request) restoreCluster() error {
 	defer func() { _ = errors.Join(spool.Close(), os.Remove(spool.Name())) }()
 	// Seconds of the wall clock keep two restores of one backup apart: hosts may have seen orders of the first one.
 	floor := uint64(max(0, q.r.wall().Unix()))
-	meta, err := fsm.PrepareRestore(http.MaxBytesReader(q.w, q.Request.Body, maxBackup), spool, floor)
+	meta, err := fsm.PrepareRestore(http.MaxBytesReader(q.w, q.Request.Body, maxBackup), spool, "restore", floor)
 	if errors.Is(err, syscall.ENOSPC) {
 		return err
 	}

@@ -10,8 +10,8 @@ import (
 // PrepareRestore reads a backup as a whole and writes the state that a cluster goes on with: in a newer epoch, so that
 // hosts take its orders and none of an older leader's, and with every host waiting to be adopted. What happened after
 // the backup is known to the hosts alone: until a host's list is merged nothing is ended, ordered or placed on it.
-// floor is the least epoch to use.
-func PrepareRestore(r io.Reader, w io.Writer, floor uint64) (Meta, error) {
+// floor is the least epoch to use, action what the activity log calls it.
+func PrepareRestore(r io.Reader, w io.Writer, action string, floor uint64) (Meta, error) {
 	g, index, err := read(r)
 	if err != nil {
 		return Meta{}, err
@@ -35,7 +35,7 @@ func PrepareRestore(r io.Reader, w io.Writer, floor uint64) (Meta, error) {
 		t.putNode(&row)
 		t.unknownVMs(n.Name)
 	}
-	t.log("central", "restore", t.meta.ClusterID, "", "ok")
+	t.log("central", action, t.meta.ClusterID, "", "ok")
 	t.insert(tableMeta, &t.meta)
 	view := View{txn: txn, abandon: g.abandon}
 	if err := view.Check(); err != nil {

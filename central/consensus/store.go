@@ -91,6 +91,7 @@ func openDisk(dir, name string, create bool, logger hclog.Logger) (*disk, error)
 }
 
 func openBolt(path string) (store *raftboltdb.BoltStore, err error) {
+	before, _ := os.Stat(path) // nil for a new one
 	err = recovered(path, func() (err error) {
 		// The freelist is rebuilt at open rather than rewritten with every commit.
 		store, err = raftboltdb.New(raftboltdb.Options{
@@ -99,6 +100,10 @@ func openBolt(path string) (store *raftboltdb.BoltStore, err error) {
 		})
 		return err
 	})
+	// Between opening the file and getting its lock, another process may have put a compacted one in its place.
+	if now, _ := os.Stat(path); err == nil && before != nil && (now == nil || !os.SameFile(before, now)) {
+		return nil, errors.Join(&ExitError{ExitFault, fmt.Sprintf("%s was replaced while it was opened: start again", path)}, store.Close())
+	}
 	return store, err
 }
 

@@ -52,6 +52,7 @@ Each flag can also be set in the file that --config names (the flag's name with 
 			return runCentral(cmd, o)
 		},
 	}
+	cmd.AddCommand(checkCommand(), recoverCommand(), compactCommand())
 	host, _ := os.Hostname() // empty: --name is then required
 	f := cmd.Flags()
 	f.StringVar(&o.name, "name", strings.ToLower(host), "this replica's name, for as long as it lives")
