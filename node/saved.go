@@ -7,9 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
-
-	"github.com/google/uuid"
 
 	"github.com/fluxvm/fluxvm/node/machine"
 	"github.com/fluxvm/fluxvm/pkg/api"
@@ -136,7 +133,7 @@ func (v *vm) settle(ctx context.Context, r *run) error {
 	if renew != renewNothing {
 		who := machine.Identity{}
 		if renew == renewIdentity {
-			who = newIdentity(name)
+			who = machine.NewIdentity(name)
 		}
 		if err := v.renew(ctx, r.Machine, who); err != nil {
 			return err
@@ -144,11 +141,6 @@ func (v *vm) settle(ctx context.Context, r *run) error {
 	}
 	v.makeTemplate(ctx, r)
 	return nil
-}
-
-// newIdentity is one that no guest has had.
-func newIdentity(name string) machine.Identity {
-	return machine.Identity{Hostname: name, MachineID: strings.ReplaceAll(uuid.NewString(), "-", ""), BootID: uuid.NewString(), HostKeys: true}
 }
 
 func (v *vm) renew(ctx context.Context, m machine.Machine, who machine.Identity) error {

@@ -57,7 +57,7 @@ func serve(ctx context.Context) error {
 		_ = port.SetReadDeadline(time.Unix(1, 0))
 	})
 	defer stop()
-	return (&guest.Server{Poweroff: poweroff, Owner: owner{}, Renew: renewer{root: "/"}.renew}).Serve(ctx, port)
+	return (&guest.Server{Poweroff: poweroff, Owner: owner{root: "/"}}).Serve(ctx, port)
 }
 
 // openPort waits for the host's port; its driver may still be loading.

@@ -3,7 +3,10 @@ package machine
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
+
+	"github.com/google/uuid"
 
 	"github.com/fluxvm/fluxvm/pkg/api"
 )
@@ -62,6 +65,11 @@ type Identity struct {
 	MachineID string // 32 hex digits
 	BootID    string // a UUID
 	HostKeys  bool   // make new SSH host keys
+}
+
+// NewIdentity is one that no guest has had. hostname may be empty.
+func NewIdentity(hostname string) Identity {
+	return Identity{Hostname: hostname, MachineID: strings.ReplaceAll(uuid.NewString(), "-", ""), BootID: uuid.NewString(), HostKeys: true}
 }
 
 // Renewer is a machine whose guest agent can be given what a saved state makes stale.

@@ -4,6 +4,7 @@ package qemu
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
@@ -95,33 +96,60 @@ func (a *agentLink) canClaim() bool {
 	return a.claims
 }
 
-func (a *agentLink) claim(ctx context.Context, claim api.GuestClaim) error {
-	if err := a.ping(ctx, execPingWithin); err != nil {
-		return err
+// reach is the client of an agent that has just answered.
+func (a *agentLink) reach(ctx context.Context, within time.Duration) (*guest.Client, error) {
+	if err := a.ping(ctx, within); err != nil {
+		return nil, err
 	}
 	client, err := a.get(ctx)
 	if err != nil {
-		return fmt.Errorf("%w: %w", machine.ErrNoAgent, err)
+		return nil, fmt.Errorf("%w: %w", machine.ErrNoAgent, err)
 	}
-	give := guest.Claim{Hostname: claim.Hostname, Env: claim.Env, Secrets: claim.Secrets, RotateIdentity: claim.RotateIdentity}
+	return client, nil
+}
+
+// renew passes a new identity on, with randomness of the host's and the time.
+func (a *agentLink) renew(ctx context.Context, who machine.Identity, within time.Duration) error {
+	client, err := a.reach(ctx, within)
+	if err != nil {
+		return err
+	}
+	seed := make([]byte, 64)
+	rand.Read(seed)
+	return gone(client.Renew(ctx, guest.Renewal{Seed: seed, UnixNanos: time.Now().UnixNano(), Hostname: who.Hostname, MachineID: who.MachineID, BootID: who.BootID, HostKeys: who.HostKeys}))
+}
+
+func (a *agentLink) claim(ctx context.Context, claim api.GuestClaim) error {
+	if claim.RotateIdentity { // first: what the claim brings is for the guest as it will be
+		who := machine.NewIdentity("")
+		who.BootID = "" // it did not boot again
+		if err := a.renew(ctx, who, execPingWithin); err != nil {
+			return err
+		}
+	}
+	client, err := a.reach(ctx, execPingWithin)
+	if err != nil {
+		return err
+	}
+	give := guest.Claim{Hostname: claim.Hostname, Env: claim.Env, Secrets: claim.Secrets}
 	for _, f := range claim.Files {
 		give.Files = append(give.Files, guest.File{Path: f.Path, Content: f.Content, Mode: f.Permissions()})
 	}
-	if err := client.Claim(ctx, give); errors.Is(err, guest.ErrClosed) {
+	return gone(client.Claim(ctx, give))
+}
+
+// gone says of an agent that went away over a request that there is none.
+func gone(err error) error {
+	if errors.Is(err, guest.ErrClosed) {
 		return fmt.Errorf("%w: %w", machine.ErrNoAgent, err)
-	} else if err != nil {
-		return err
 	}
-	return nil
+	return err
 }
 
 func (a *agentLink) exec(ctx context.Context, req api.ExecRequest) (api.ExecAnswer, error) {
-	if err := a.ping(ctx, execPingWithin); err != nil {
-		return api.ExecAnswer{}, err
-	}
-	client, err := a.get(ctx)
+	client, err := a.reach(ctx, execPingWithin)
 	if err != nil {
-		return api.ExecAnswer{}, fmt.Errorf("%w: %w", machine.ErrNoAgent, err)
+		return api.ExecAnswer{}, err
 	}
 	timeout := execDefault
 	if req.TimeoutSecs > 0 {

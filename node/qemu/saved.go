@@ -4,7 +4,6 @@ package qemu
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -19,7 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fluxvm/fluxvm/node/machine"
-	"github.com/fluxvm/fluxvm/pkg/guest"
 )
 
 const (
@@ -425,14 +423,5 @@ func (m *vm) Renew(ctx context.Context, who machine.Identity) error {
 	if err := m.awake(); err != nil {
 		return err
 	}
-	if err := m.agent.ping(ctx, pingWithin); err != nil {
-		return err
-	}
-	seed := make([]byte, 64)
-	rand.Read(seed)
-	client, err := m.agent.get(ctx)
-	if err != nil {
-		return fmt.Errorf("%w: %w", machine.ErrNoAgent, err)
-	}
-	return client.Renew(ctx, guest.Renewal{Seed: seed, UnixNanos: time.Now().UnixNano(), Hostname: who.Hostname, MachineID: who.MachineID, BootID: who.BootID, HostKeys: who.HostKeys})
+	return m.agent.renew(ctx, who, pingWithin)
 }

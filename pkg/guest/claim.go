@@ -24,11 +24,10 @@ const (
 
 // Claim is what a guest gets when somebody takes it over.
 type Claim struct {
-	Hostname       string            `json:"hostname,omitempty"`
-	Env            map[string]string `json:"env,omitempty"`
-	Files          []File            `json:"files,omitempty"`
-	Secrets        map[string]string `json:"secrets,omitempty"`
-	RotateIdentity bool              `json:"rotate_identity,omitempty"`
+	Hostname string            `json:"hostname,omitempty"`
+	Env      map[string]string `json:"env,omitempty"`
+	Files    []File            `json:"files,omitempty"`
+	Secrets  map[string]string `json:"secrets,omitempty"`
 }
 
 // File is a file to write. Mode holds the permission bits.
@@ -38,12 +37,12 @@ type File struct {
 	Mode    uint32 `json:"mode"`
 }
 
-// Owner is what the agent needs of its guest to carry out a claim.
+// Owner is what the agent needs of its guest to carry out a claim or a renewal.
 type Owner interface {
+	// Renew makes the guest another one, or the same one at another time.
+	Renew(Renewal) error
 	// SetHostname names the running guest.
 	SetHostname(name string) error
-	// RotateIdentity makes the guest's machine id and SSH host keys new.
-	RotateIdentity() error
 	// InMemory makes the directory, which is there, one that never reaches a disk.
 	InMemory(dir string) error
 }
@@ -60,11 +59,6 @@ func (c *Client) Claim(ctx context.Context, claim Claim) error {
 func (s *Server) claim(c Claim) error {
 	if s.Owner == nil {
 		return errors.New("this agent takes no claims")
-	}
-	if c.RotateIdentity {
-		if err := s.Owner.RotateIdentity(); err != nil {
-			return fmt.Errorf("making the guest's identity new: %w", err)
-		}
 	}
 	if c.Hostname != "" {
 		if err := s.Owner.SetHostname(c.Hostname); err != nil {

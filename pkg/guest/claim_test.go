@@ -11,13 +11,13 @@ import (
 // fakeOwner notes what it was asked to do.
 type fakeOwner struct {
 	hostname, inMemory string
-	rotated            int
+	renewed            []Renewal
 	fail               error
 }
 
 func (o *fakeOwner) SetHostname(name string) error { o.hostname = name; return o.fail }
 
-func (o *fakeOwner) RotateIdentity() error { o.rotated++; return o.fail }
+func (o *fakeOwner) Renew(r Renewal) error { o.renewed = append(o.renewed, r); return o.fail }
 
 func (o *fakeOwner) InMemory(dir string) error { o.inMemory = dir; return o.fail }
 
@@ -31,7 +31,7 @@ func TestAClaimReachesTheGuest(t *testing.T) {
 		t.Fatalf("got %+v, %v; want an agent that takes claims", hello, err)
 	}
 	claim := Claim{Hostname: "build-42", Env: map[string]string{"STAGE": "te st", "QUOTE": "it's\n$(x)"}, Secrets: map[string]string{"TOKEN": "s3cret"},
-		Files: []File{{Path: "/opt/job/run.sh", Content: "#!/bin/sh\n", Mode: 0o750}}, RotateIdentity: true}
+		Files: []File{{Path: "/opt/job/run.sh", Content: "#!/bin/sh\n", Mode: 0o750}}}
 	for range 2 { // a repeat changes nothing
 		if err := c.Claim(soon(t), claim); err != nil {
 			t.Fatal(err)
@@ -54,7 +54,7 @@ func TestAClaimReachesTheGuest(t *testing.T) {
 	if dir, err := os.Stat(root + secretsDir); err != nil || dir.Mode().Perm() != 0o700 || owner.inMemory != filepath.Join(root, secretsDir) {
 		t.Errorf("the directory of secrets is %v (%v), kept in memory: %q", dir, err, owner.inMemory)
 	}
-	if owner.hostname != "build-42" || owner.rotated != 2 {
+	if owner.hostname != "build-42" || len(owner.renewed) != 0 {
 		t.Errorf("got %+v", owner)
 	}
 	got, err := c.Exec(soon(t), ExecRequest{Argv: []string{"sh", "-c", `. "$0"/run/fluxvm/env; printf '%s|%s|%s' "$STAGE" "$QUOTE" "$MORE"`, root}, Env: map[string]string{"MORE": "m"}})
@@ -76,7 +76,6 @@ func TestAClaimThatCannotBeCarriedOutSaysWhyAndNoValue(t *testing.T) {
 	for name, claim := range map[string]Claim{
 		"hostname":        {Hostname: "h"},
 		"off the disk":    {Secrets: map[string]string{"A": secret}},
-		"identity":        {RotateIdentity: true},
 		"making room for": {Files: []File{{Path: "/etc/hostname/x", Content: secret}}},
 	} {
 		if name == "making room for" {

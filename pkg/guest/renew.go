@@ -35,9 +35,9 @@ func (s *session) renew(m message) {
 		switch {
 		case json.Unmarshal(m.Body, &r) != nil:
 			return nil, errors.New("the renewal is malformed")
-		case s.server.Renew == nil:
+		case s.server.Owner == nil:
 			return nil, errors.New("this agent cannot renew the guest")
 		}
-		return struct{}{}, s.server.Renew(r)
+		return struct{}{}, s.server.Owner.Renew(r)
 	})
 }

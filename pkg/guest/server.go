@@ -21,14 +21,11 @@ type Server struct {
 	// Poweroff begins the guest's shutdown. Nil: the host's wish is refused.
 	Poweroff func() error
 
-	// Owner carries out what a claim changes of the guest itself. Nil: claims are refused.
+	// Owner carries out what a claim or a renewal changes of the guest itself. Nil: they are refused.
 	Owner Owner
 
 	// Root is where the guest's files are. Empty: /.
 	Root string
-
-	// Renew carries out a renewal. Nil: the host's wish is refused.
-	Renew func(Renewal) error
 
 	// Idle is how long to wait after an end of file, which says that no host is there. 0: 50 ms.
 	Idle time.Duration
