@@ -20,7 +20,7 @@ func TestALaunchGoesOnElsewhereWhenTheHostOfItsSpareFellSilent(t *testing.T) {
 		how    func(*modelNode)
 		within time.Duration
 	}{
-		"connection refused": {func(n *modelNode) { n.closed = true }, time.Second},
+		"connection refused": {func(n *modelNode) { n.closed = true }, handOverPatience + time.Second},
 		"no answer at all":   {func(n *modelNode) { n.silent = true }, 10 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -264,6 +264,25 @@ func TestARefusedRenameEndsTheSpareAndBootsNormally(t *testing.T) {
 	})
 }
 
+// The daemon of a host is started anew, as for an upgrade: for a moment nothing listens there.
+func TestASpareWaitsAMomentForTheDaemonOfItsHost(t *testing.T) {
+	for _, away := range []time.Duration{100 * time.Millisecond, 1500 * time.Millisecond} {
+		scenario(t, 1, func(t *testing.T, r *rig) {
+			r.ready("n1", "n2")
+			r.pool("p", body{"image": "tiny", "min_ready": 1, "nodes": []string{"n1"}})
+			spare := into[api.Pool](t, r.call(r.leader(), "GET", "/fleet/pools/p", nil)).Warm[0]
+			r.node("n1").with(func() { r.node("n1").closed = true })
+			done, leader := make(chan api.LaunchAnswer, 1), r.leader()
+			go func() { done <- r.launch(leader, body{"name": "a", "pool": "p"}) }()
+			r.wait(away)
+			r.node("n1").with(func() { r.node("n1").closed = false })
+			if got := <-done; !got.Warm || got.VM.ID != spare.ID {
+				t.Errorf("away for %s: got %+v, want the spare that was there", away, got)
+			}
+		})
+	}
+}
+
 func TestADaemonTooOldToRenameCostsOneSpare(t *testing.T) {
 	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2")

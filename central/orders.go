@@ -19,6 +19,10 @@ const (
 	orderTries   = 5 // in a row; then the next pass goes on
 	firstRetry   = 50 * time.Millisecond
 	longestRetry = time.Second
+
+	// handOverPatience is how long a claimed spare waits for a host that takes no connection: its daemon may only be
+	// starting again, which is sooner over than the boot of another VM.
+	handOverPatience = 3 * time.Second
 )
 
 // orders brings nodes to what the rows of VMs ask for: create, hand over, change, delete. It is level-triggered:
@@ -394,6 +398,8 @@ func (o *orders) change(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 		}
 		o.confirm(row, report)
 		return out, false
+	case row.HandOver && errors.As(err, &unsent) && o.reign.now().Sub(row.ClaimedAt) < handOverPatience:
+		return settled{open: err}, true
 	case row.HandOver && (err == nil || errors.As(err, &unsent) || errors.Is(err, errNoRoute) || order.Claim != nil && code == api.CodeOutcomeUnknown || code != "" && code != api.CodeStaleToken && code != api.CodeInternal && code != api.CodeUnauthenticated && !code.Temporary()):
 		refusal := errorDetail(err)
 		switch {

@@ -187,6 +187,7 @@ func TestLaunchSaysWhyItWasCold(t *testing.T) {
 		"no_pool":       "no warm pool matches",
 		"rename_failed": "its node could not hand the warm VM over",
 		"cloud_init":    "a warm VM cannot have cloud_init",
+		"memory_mib":    "the warm VMs of that image have another memory_mib",
 		"node":          "no ready warm VM is on studio-1",
 		"nodeSelector":  "no ready warm VM is on a matching node",
 	} {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -278,6 +279,9 @@ func coldWords(answer api.LaunchAnswer, req api.LaunchRequest) string {
 		return "no ready warm VM is on a matching node"
 	case "claim":
 		return "the guest agent of the ready warm VMs is too old to take hostname, env, files or secrets; update fluxvm-guest in the image"
+	}
+	if slices.Contains([]string{"vcpus", "memory_mib", "disk_size_gib", "apple.guest_os"}, answer.ColdReason) {
+		return "the warm VMs of that image have another " + answer.ColdReason
 	}
 	return "a warm VM cannot have " + answer.ColdReason
 }

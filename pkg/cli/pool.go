@@ -69,10 +69,9 @@ func (a *app) poolTrouble(p api.Pool) string {
 		return ""
 	}
 	words := waitWords(deref(s.WaitReason), p)
-	if reasons := reasonWords(s.Reasons); reasons != "" {
+	if reasons := reasonWords(s.Reasons); reasons != "" { // the error says the same
 		words = strings.TrimSpace(words + " (" + reasons + ")")
-	}
-	if s.LastError != nil && *s.LastError != "" {
+	} else if s.LastError != nil && *s.LastError != "" {
 		if words != "" {
 			words += ": "
 		}
@@ -93,6 +92,9 @@ func (a *app) poolTrouble(p api.Pool) string {
 func waitWords(reason string, p api.Pool) string {
 	switch reason {
 	case api.WaitNoCapacity:
+		if n := p.Status.Reasons[api.WhyLeased]; p.Tenant != nil && n > 0 && len(p.Status.Reasons) == 1 {
+			return "it runs only on nodes that " + p.Owner + " leases, and there is none; lease one"
+		}
 		return "no node has room"
 	case api.WaitBootFailed:
 		return "its VMs do not boot"

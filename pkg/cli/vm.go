@@ -73,11 +73,19 @@ func (a *app) vms() *cobra.Command {
 func warmWords(v api.VM) string {
 	switch {
 	case v.WarmPool != "":
-		return v.WarmPool + ", " + cmp.Or(v.WarmState, "booting")
+		return v.WarmPool + ", " + spareWords(v)
 	case v.ClaimedFrom != "":
 		return "from " + v.ClaimedFrom
 	}
 	return ""
+}
+
+// spareWords is the state of a warm VM. One that runs and is neither ready nor booting never came up.
+func spareWords(v api.VM) string {
+	if v.WarmState == "" && v.State == api.StateRunning {
+		return string(api.StateFailed)
+	}
+	return cmp.Or(v.WarmState, string(v.State))
 }
 
 func diskWords(gib int64) string {
