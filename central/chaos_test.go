@@ -88,14 +88,18 @@ func TestAcknowledgedLaunchesSurviveWhateverHappens(t *testing.T) {
 }
 
 // persist repeats a request on any replica until it has a final answer.
-func (r *rig) persist(t *testing.T, method, path string, b any, key string) (got reply) {
+func (r *rig) persist(t *testing.T, method, path string, b any, key string) reply {
+	return r.persistAs(t, operatorToken, method, path, b, key)
+}
+
+func (r *rig) persistAs(t *testing.T, token, method, path string, b any, key string) (got reply) {
 	for deadline := time.Now().Add(10 * time.Minute); time.Now().Before(deadline); r.wait(time.Duration(50+r.random(400)) * time.Millisecond) {
 		var header []string
 		if key != "" {
 			header = []string{api.HeaderIdempotencyKey, key}
 		}
 		var err error
-		if got, err = r.try(r.names[r.random(3)], operatorToken, method, path, b, header...); err == nil && got.status < 500 {
+		if got, err = r.try(r.names[r.random(3)], token, method, path, b, header...); err == nil && got.status < 500 {
 			return got
 		}
 	}
