@@ -203,6 +203,20 @@ func (c *Claim) rotating() *Claim {
 	return &out
 }
 
+// asked is the claim as the launch brought it, nil for none: a VM that boots for it has nothing to rotate, and must not
+// end because its guest cannot.
+func (c *Claim) asked() *Claim {
+	if c == nil || !c.RotateIdentity {
+		return c
+	}
+	out := *c
+	out.RotateIdentity = false
+	if out.Hostname == "" && len(out.Env)+len(out.Files)+len(out.Secrets) == 0 {
+		return nil
+	}
+	return &out
+}
+
 // poolsFor lists the pools that a launch may be answered from: its tenant's own, then shared ones.
 func (v View) poolsFor(plan *Plan, l *Launch) (pools []*Pool, why string) {
 	if plan.Pool != nil {
@@ -395,7 +409,7 @@ func (t *tx) failHandOver(c FailHandOver) (any, error) {
 		return Moved{VM: have}, nil // confirmed or ended meanwhile
 	}
 	l := *have.Launch
-	l.Name, l.Labels, l.Claim = have.Name, have.Labels, have.Claim // a PATCH may have come since
+	l.Name, l.Labels, l.Claim = have.Name, have.Labels, have.Claim.asked() // a PATCH may have come since
 	pool := have.ClaimedFrom
 	spare := *have
 	spare.Tenant, spare.ClaimedFrom, spare.ClaimedAt, spare.ExpiresAt = "", "", 0, 0

@@ -181,4 +181,16 @@ func TestRotatingPoolsGiveEachTakenVMANewIdentity(t *testing.T) {
 	if v := f.vm("old"); v.Claim == nil || !v.Claim.RotateIdentity || !v.HandOver {
 		t.Errorf("taken: %+v", v)
 	}
+	f.do(KindFailHandOver, FailHandOver{ID: "old", NewID: "new", Candidates: []string{"n1"}, Refusal: "not now"})
+	if v := f.vm("new"); v.Name != "b" || v.Claim != nil {
+		t.Errorf("the VM that boots in its place: %+v, want one that nobody rotates", v)
+	}
+	f.ready("p", "n1", "next")
+	v = f.vm("next")
+	f.do(KindReportVMs, ReportVMs{Reports: []VMReport{{ID: "next", Node: v.Node, Told: v.Order, State: api.StateRunning, Agent: true, CanClaim: true}}})
+	f.launched("y", "", Launch{Name: "c", Image: "img", Claim: &Claim{Hostname: "c"}}, "n1")
+	f.do(KindFailHandOver, FailHandOver{ID: "next", NewID: "other", Candidates: []string{"n1"}, Refusal: "not now"})
+	if v := f.vm("other"); v.Claim == nil || v.Claim.Hostname != "c" || v.Claim.RotateIdentity {
+		t.Errorf("with a claim of the launch's: %+v, want that alone", v.Claim)
+	}
 }
