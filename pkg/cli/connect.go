@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"os"
 	"strings"
 
@@ -72,10 +73,11 @@ func (a *app) clientConfig(urlVariable string, urlOf func(savedContext) string) 
 		}
 		cfg.Token = strings.TrimSpace(string(raw))
 	}
-	if caCert != "" {
+	if caCert = cmp.Or(a.caFile, caCert); caCert != "" {
 		if cfg.CACertPEM, err = client.ReadCACert(caCert); err != nil {
-			return cfg, usagef("%v; check %s or the context", err, client.EnvCACert)
+			return cfg, usagef("%v; check --ca, %s or the context", err, client.EnvCACert)
 		}
 	}
-	return cfg, nil
+	cfg.CertPEM, cfg.KeyPEM, err = a.clientPair()
+	return cfg, err
 }

@@ -22,6 +22,8 @@ type app struct {
 	output      string
 	contextName string
 	verbose     bool
+
+	caFile, certFile, keyFile string // of --ca, --cert and --key
 }
 
 func newApp(env Env) *app {
@@ -47,7 +49,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 refused, 5 unavailab
 		`  fluxctl fleet launch build-42 --image macos-27-xcode --ttl 2h
   fluxctl fleet pools
   fluxctl cluster status`,
-		a.fleetCommand(), a.clusterCommand(), a.hostCommand(), a.balloonCommand(), a.memoryCommand(), a.sandboxCommand(), a.contextCommand(), a.completionCommand(), a.versionCommand())
+		a.fleetCommand(), a.clusterCommand(), a.hostCommand(), a.balloonCommand(), a.memoryCommand(), a.sandboxCommand(), a.contextCommand(), a.tlsCommand(), a.completionCommand(), a.versionCommand())
 	root.SetIn(a.env.In)
 	root.SetOut(a.env.Out)
 	root.SetErr(a.env.Err)
@@ -59,6 +61,9 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 refused, 5 unavailab
 	flags.SortFlags = false
 	flags.StringVarP(&a.output, "output", "o", "", "`FORMAT`: table, wide or json (default table, or FLUXCTL_OUTPUT)")
 	flags.StringVar(&a.contextName, "context", "", "use the context of this `NAME` instead of the current one")
+	flags.StringVar(&a.caFile, "ca", "", "certificate `FILE` of the authority to trust (default FLUXVM_CA_CERT, or the context's)")
+	flags.StringVar(&a.certFile, "cert", "", "certificate `FILE` to show, with --key (default FLUXVM_CLIENT_CERT)")
+	flags.StringVar(&a.keyFile, "key", "", "key `FILE` of --cert (default FLUXVM_CLIENT_KEY)")
 	flags.BoolVarP(&a.verbose, "verbose", "v", false, "show request ids with errors")
 	fixed(root, "output", outputTable, outputWide, outputJSON)
 	a.completeFlag(root, "context", a.contextNames)

@@ -69,7 +69,7 @@ func newCaller(cfg Config, defaultURL string) (*caller, error) {
 		c.endpoints = []string{defaultURL}
 	}
 	var err error
-	c.http, err = cfg.httpClient()
+	c.http, err = cfg.httpClient(defaultURL == DefaultHostURL)
 	return c, err
 }
 

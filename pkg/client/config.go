@@ -11,6 +11,8 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"github.com/fluxvm/fluxvm/pkg/certs"
 )
 
 // Where the APIs listen unless told otherwise.
@@ -21,11 +23,13 @@ const (
 
 // Environment variables that ConfigFromEnv and HostConfigFromEnv read.
 const (
-	EnvFleetURL  = "FLUXVM_FLEET_URL"  // replicas of the fleet, separated by commas
-	EnvHostURL   = "FLUXVM_API"        // one host
-	EnvToken     = "FLUXVM_TOKEN"      // wins over the file
-	EnvTokenFile = "FLUXVM_TOKEN_FILE" // a file that holds the token
-	EnvCACert    = "FLUXVM_CA_CERT"    // a PEM file
+	EnvFleetURL  = "FLUXVM_FLEET_URL"   // replicas of the fleet, separated by commas
+	EnvHostURL   = "FLUXVM_API"         // one host
+	EnvToken     = "FLUXVM_TOKEN"       // wins over the file
+	EnvTokenFile = "FLUXVM_TOKEN_FILE"  // a file that holds the token
+	EnvCACert    = "FLUXVM_CA_CERT"     // a PEM file
+	EnvCert      = "FLUXVM_CLIENT_CERT" // a PEM file: the certificate to show
+	EnvKey       = "FLUXVM_CLIENT_KEY"  // a PEM file: its key
 )
 
 // Config says where the API is and how to speak to it. The zero value reaches a local fleet without a token.
@@ -33,6 +37,8 @@ type Config struct {
 	Endpoints  []string      // base URLs of all replicas; empty: DefaultFleetURL (for a Host: DefaultHostURL)
 	Token      string        // sent as bearer token; empty: none
 	CACertPEM  []byte        // certificates to trust instead of the system's; empty: the system's
+	CertPEM    []byte        // a certificate to show, with KeyPEM; empty: none
+	KeyPEM     []byte        // its key
 	Tenant     string        // an operator acts for this tenant in launches, pools and lists; empty: for itself
 	Timeout    time.Duration // how long one call may take over all its tries; 0: 60 s
 	UserAgent  string        // empty: fluxvm-client
@@ -60,6 +66,19 @@ func configFromEnv(where string) (Config, error) {
 			return Config{}, fmt.Errorf("%s: %w", EnvCACert, err)
 		}
 		cfg.CACertPEM = pem
+	}
+	cert, key := os.Getenv(EnvCert), os.Getenv(EnvKey)
+	if (cert == "") != (key == "") {
+		return Config{}, fmt.Errorf("%s and %s go together: set both or neither", EnvCert, EnvKey)
+	}
+	if cert != "" {
+		var err error
+		if cfg.CertPEM, err = os.ReadFile(cert); err == nil {
+			cfg.KeyPEM, err = os.ReadFile(key)
+		}
+		if err != nil {
+			return Config{}, fmt.Errorf("reading the certificate to show: %w", err)
+		}
 	}
 	return cfg, nil
 }
@@ -100,7 +119,7 @@ func checkEndpoint(raw string) (string, error) {
 }
 
 // httpClient gives what carries the requests. It never follows redirects: they would carry the token elsewhere.
-func (cfg *Config) httpClient() (*http.Client, error) {
+func (cfg *Config) httpClient(ofHost bool) (*http.Client, error) {
 	out := &http.Client{}
 	if cfg.HTTPClient != nil {
 		*out = *cfg.HTTPClient
@@ -114,15 +133,48 @@ func (cfg *Config) httpClient() (*http.Client, error) {
 			IdleConnTimeout:       30 * time.Second,
 			ForceAttemptHTTP2:     true,
 		}
-		if len(cfg.CACertPEM) > 0 {
-			pool := x509.NewCertPool()
-			if !pool.AppendCertsFromPEM(cfg.CACertPEM) {
-				return nil, errors.New("the CA certificate holds no PEM block of type CERTIFICATE; give the fleet's ca.pem")
-			}
-			transport.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+		var err error
+		if transport.TLSClientConfig, err = cfg.tls(ofHost); err != nil {
+			return nil, err
 		}
 		out.Transport = transport
 	}
 	out.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return out, nil
+}
+
+// tls is the configuration of connections. A node's certificate never passes for a replica's, whatever addresses it
+// names: the token would go to the node.
+func (cfg *Config) tls(ofHost bool) (*tls.Config, error) {
+	out := &tls.Config{MinVersion: tls.VersionTLS13}
+	if len(cfg.CACertPEM) > 0 {
+		out.RootCAs = x509.NewCertPool()
+		if !out.RootCAs.AppendCertsFromPEM(cfg.CACertPEM) {
+			return nil, errors.New("the CA certificate holds no PEM block of type CERTIFICATE; give the fleet's ca.pem")
+		}
+	}
+	if len(cfg.CertPEM) > 0 {
+		pair, err := tls.X509KeyPair(cfg.CertPEM, cfg.KeyPEM)
+		if err != nil {
+			return nil, fmt.Errorf("the certificate to show cannot be used: %w", err)
+		}
+		out.Certificates = []tls.Certificate{pair}
+	}
+	switch {
+	case !ofHost:
+		out.VerifyConnection = func(cs tls.ConnectionState) error {
+			if peer := certs.PeerOf(&cs); peer.Role == certs.Node {
+				return &tls.CertificateVerificationError{UnverifiedCertificates: cs.PeerCertificates, Err: fmt.Errorf("%s answers at an address of the fleet; give the URLs of its replicas", peer)}
+			}
+			return nil
+		}
+	case len(cfg.Endpoints) == 1:
+		host := ""
+		if u, err := url.Parse(cfg.Endpoints[0]); err == nil {
+			host = u.Hostname()
+		}
+		out.InsecureSkipVerify = true // verified here instead, as a certificate that central issued names the node and no address
+		out.VerifyConnection = func(cs tls.ConnectionState) error { return certs.VerifyHost(&cs, out.RootCAs, host) }
+	}
 	return out, nil
 }
