@@ -65,6 +65,9 @@ func (q *request) authenticate(rt route) error {
 	if rt.who == forAnyone {
 		return nil
 	}
+	if err := q.peerMay(rt.who); err != nil {
+		return err
+	}
 	token, ok := api.BearerToken(q.Header.Get("Authorization"))
 	if !ok || token == "" {
 		return api.Errorf(api.CodeUnauthenticated, "send a token in the header Authorization: Bearer …")

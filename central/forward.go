@@ -64,6 +64,7 @@ func (q *request) passTo(addr string) error {
 		req.Header.Del(h)
 	}
 	req.Header.Set(api.HeaderRequestID, q.id)
+	q.introduce(req.Header)
 	resp, err := q.r.peers.Do(req)
 	if err != nil {
 		var op *net.OpError
@@ -93,6 +94,8 @@ type status struct {
 
 	Newest  fsm.Kind `json:"newest_kind"` // the highest kind of command that it understands; 0: it is too old to say
 	DiskLow bool     `json:"disk_low"`
+	Members      []string `json:"members,omitempty"`        // whom it counts as members
+	CertNotAfter api.Time `json:"cert_not_after,omitempty"` // when its certificate ends; 0 without TLS
 }
 
 func (r *Replica) status() status {
@@ -101,6 +104,10 @@ func (r *Replica) status() status {
 	if ago, ok := r.log.LastContact(); ok {
 		out.Contact = ago.Milliseconds()
 	}
+	for _, m := range r.log.Members() {
+		out.Members = append(out.Members, m.Name)
+	}
+	out.CertNotAfter = r.certNotAfter()
 	return out
 }
 
@@ -168,7 +175,7 @@ func (q *request) getCluster() error {
 	known := r.statuses(q.Context())
 	for _, m := range r.log.Members() {
 		s, heard := known[m.Name]
-		one := api.Replica{Name: m.Name, ClusterAddr: m.Addr, URL: s.URL, Role: "voter", Healthy: heard && s.Contact >= 0, AppliedIndex: s.Applied, LastContactMS: s.Contact, Version: s.Version}
+		one := api.Replica{Name: m.Name, ClusterAddr: m.Addr, URL: s.URL, Role: "voter", Healthy: heard && s.Contact >= 0, AppliedIndex: s.Applied, LastContactMS: s.Contact, Version: s.Version, CertificateExpiresAt: s.CertNotAfter}
 		switch {
 		case m.Name == leader:
 			one.Role, one.LastContactMS = "leader", 0
@@ -204,7 +211,8 @@ func (q *request) readyz() error {
 	case q.r.disk.isLow():
 		return api.Errorf(api.CodeUnavailable, "the disk of this replica's data directory is nearly full")
 	}
-	return q.send(http.StatusOK, map[string]string{"status": "ready", "leader": leader})
+	ready := api.Ready{Status: "ready", Leader: leader, CertificateExpiresAt: q.r.certNotAfter()}
+	return q.send(http.StatusOK, ready)
 }
 
 func (q *request) getMetrics() error {

@@ -18,6 +18,7 @@ import (
 	"github.com/fluxvm/fluxvm/central/console"
 	"github.com/fluxvm/fluxvm/fsm"
 	"github.com/fluxvm/fluxvm/pkg/api"
+	"github.com/fluxvm/fluxvm/pkg/certs"
 )
 
 // route is one entry of the table that the API is made from.
@@ -186,8 +187,10 @@ type request struct {
 	id        string
 	caller    caller
 	body      []byte
-	key       string // idempotency key of a POST
-	forwarded bool   // it came from another replica
+	key       string         // idempotency key of a POST
+	forwarded bool           // it came from another replica
+	from      string         // address of the caller, without a port
+	peer      certs.Identity // that the caller's certificate shows; zero without one
 }
 
 // answer notes the status for metrics and logs.
@@ -215,6 +218,7 @@ func requestID(req *http.Request) string {
 func (r *Replica) handler(rt route, forwarded bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		q := &request{Request: req, r: r, w: &answer{ResponseWriter: w, status: http.StatusOK}, id: named(w, req), forwarded: forwarded}
+		q.from, q.peer = origin(req, forwarded)
 		if err := q.serve(rt); err != nil {
 			q.fail(err)
 		}

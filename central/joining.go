@@ -79,7 +79,7 @@ func (r *Replica) askStanding(ctx context.Context, addr string, more url.Values)
 // and then lost its disk would vote again and could undo what was acknowledged: whoever it did that for remembers it.
 // So every other one of the set is asked, and waited for.
 func (r *Replica) mayStart(ctx context.Context) error {
-	waiting := map[string]string{}
+	waiting, silent := map[string]string{}, map[string]error{}
 	for _, s := range r.cfg.Initial {
 		if s.Name != r.cfg.Name {
 			waiting[s.Name] = s.Addr
@@ -91,6 +91,7 @@ func (r *Replica) mayStart(ctx context.Context) error {
 			s, err := r.askStanding(ctx, addr, nil)
 			switch {
 			case err != nil:
+				silent[name] = err
 				continue
 			case s.Name != name:
 				return refusal("the replica at %s is %q, not %q: correct --initial, which must be the same on every replica", addr, s.Name, name)
@@ -108,7 +109,7 @@ func (r *Replica) mayStart(ctx context.Context) error {
 			said = r.wall()
 			names := make([]string, 0, len(waiting))
 			for name, addr := range waiting {
-				names = append(names, name+" at "+addr)
+				names = append(names, fmt.Sprintf("%s at %s (%v)", name, addr, silent[name]))
 			}
 			slices.Sort(names)
 			r.logger.Warn("the first start of a cluster needs the whole initial set; waiting", "for", strings.Join(names, ", "))
@@ -125,7 +126,7 @@ func (r *Replica) join(ctx context.Context, addr string) error {
 	if r.cfg.JoinToken == "" {
 		return refusal("this replica is new and has no join token: make one with fluxctl cluster join-token --kind replica, and name its file with --join-token-file")
 	}
-	c, err := client.New(client.Config{Endpoints: r.cfg.Join, Token: r.cfg.JoinToken, UserAgent: "fluxvm-central/" + r.cfg.Version, HTTPClient: r.cfg.JoinVia})
+	c, err := client.New(client.Config{Endpoints: r.cfg.Join, Token: r.cfg.JoinToken, UserAgent: "fluxvm-central/" + r.cfg.Version, HTTPClient: r.joinVia()})
 	if err != nil {
 		return err
 	}

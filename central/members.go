@@ -28,6 +28,9 @@ func (q *request) addReplica() error {
 	if _, port, err := net.SplitHostPort(body.ClusterAddr); (err != nil || port == "" || port == "0") && q.r.cfg.Network == nil {
 		return api.Invalid("cluster_addr", "cluster_addr must be HOST:PORT, where the other replicas reach this one: give it --advertise")
 	}
+	if err := q.ofReplica(body.Name); err != nil {
+		return err
+	}
 	change := fsm.AdmitReplica{Name: body.Name, Addr: body.ClusterAddr, Operator: q.caller.role == roleOperator}
 	if !change.Operator {
 		change.TokenHash = hashToken(q.caller.secret)

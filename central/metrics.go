@@ -53,6 +53,10 @@ func newMetrics(r *Replica) *metrics {
 		}),
 	)
 	m.registry.MustRegister(poolCollector{r})
+	if r.cfg.TLS != nil {
+		m.registry.MustRegister(gauge("fluxvm_tls_not_after_seconds", "When this replica's certificate ends, in seconds since 1970.",
+			func() float64 { return float64(r.cfg.TLS.NotAfter().Unix()) }))
+	}
 	return m
 }
 

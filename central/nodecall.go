@@ -30,11 +30,6 @@ func newNodeCaller(transport http.RoundTripper, wall func() time.Time) *nodeCall
 	return &nodeCaller{&http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}, newLanes(wall)}
 }
 
-func nodeTransport() *http.Transport {
-	dial := (&net.Dialer{Timeout: 2 * time.Second}).DialContext
-	return &http.Transport{DialContext: dial, MaxIdleConnsPerHost: 16, MaxConnsPerHost: 64, IdleConnTimeout: 90 * time.Second}
-}
-
 func (c *nodeCaller) close() { c.client.CloseIdleConnections() }
 
 // notSent is a failure that is known to have had no effect: nothing reached the node.

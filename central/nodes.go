@@ -214,6 +214,9 @@ func (q *request) registerNode() error {
 	if err := q.decode(&report); err != nil {
 		return err
 	}
+	if err := q.ofNode(&report); err != nil {
+		return err
+	}
 	facts := factsOf(&report)
 	facts.Rename = facts.Rename && !q.r.fleet.isTooOld(report.Name, report.Instance)
 	credential := q.caller.secret
@@ -246,7 +249,11 @@ func (q *request) registerNode() error {
 		credential = report.Credential
 	}
 	want := q.r.fleet.hear(report, credential, now)
-	return q.send(http.StatusOK, api.RegisterAnswer{OK: true, NextInMS: q.nextBeat(), WantVMs: want, Replicas: q.r.urls()})
+	certificate, err := q.nodeCertificate(&report)
+	if err != nil {
+		return err
+	}
+	return q.send(http.StatusOK, api.RegisterAnswer{OK: true, NextInMS: q.nextBeat(), WantVMs: want, Replicas: q.r.urls(), Certificate: certificate})
 }
 
 // admit brings a new host into the log, or one that has to prove who it is.
@@ -297,6 +304,7 @@ func (r *Replica) followPeers(ctx context.Context) {
 	for ctx.Err() == nil {
 		var urls []string
 		known := r.statuses(ctx)
+		r.vouch(known)
 		for _, m := range r.log.Members() {
 			if s, ok := known[m.Name]; ok {
 				urls = append(urls, s.URL)

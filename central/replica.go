@@ -11,6 +11,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -25,6 +26,7 @@ import (
 	"github.com/fluxvm/fluxvm/central/console"
 	"github.com/fluxvm/fluxvm/fsm"
 	"github.com/fluxvm/fluxvm/pkg/api"
+	"github.com/fluxvm/fluxvm/pkg/certs"
 )
 
 // DefaultPoolInterval is how often the pool reconciler looks when nothing wakes it.
@@ -71,6 +73,16 @@ type Config struct {
 	// the caller, and Peers and Nodes carry its requests to other replicas (by cluster address) and to node daemons.
 	Network      *consensus.Network
 	Peers, Nodes http.RoundTripper
+	// TLS is this replica's certificate and what it trusts, for both ports and for what it dials. Nil means no TLS.
+	TLS *certs.Source
+	// RequireClientCert makes callers of the API show a certificate, beside their token.
+	RequireClientCert bool
+	// NodeCA signs the certificates of nodes that ask for one. Nil: nodes bring their own.
+	NodeCA *certs.Authority
+	// NodeNetworks, where there are any, are the only ones in which nodes are dialed.
+	NodeNetworks []netip.Prefix
+	// Insecure lets nodes be spoken to without TLS beyond this host although this replica has TLS.
+	Insecure bool
 	// Logger is where the replica logs. Nil means nowhere.
 	Logger hclog.Logger
 	// Exit ends the process when it can do no good any more. Nil logs and calls os.Exit.
@@ -100,9 +112,11 @@ type Replica struct {
 	peers   *http.Client // to other replicas, over their cluster ports
 	reign   atomic.Pointer[reign]
 	stands  atomic.Pointer[func() consensus.Standing]
-	closing chan struct{}            // closed when the replica ends, so that streams do
-	queries map[string][]string      // query parameters of each route, by method and path
-	known   atomic.Pointer[[]string] // URLs of all replicas, as far as they have answered
+	closing chan struct{}                             // closed when the replica ends, so that streams do
+	queries map[string][]string                       // query parameters of each route, by method and path
+	members atomic.Pointer[func() []consensus.Member] // nil until the log is open
+	vouched atomic.Pointer[map[string]bool]           // names that other members count as members
+	known   atomic.Pointer[[]string]                  // URLs of all replicas, as far as they have answered
 }
 
 // New checks the configuration. It does no I/O.
@@ -121,15 +135,15 @@ func New(cfg Config) (*Replica, error) {
 	}
 	if cfg.URL == "" && cfg.Listener != nil {
 		cfg.URL = "http://" + cfg.Listener.Addr().String()
+		if cfg.TLS != nil {
+			cfg.URL = "https://" + cfg.Listener.Addr().String()
+		}
 	}
 	if cfg.PoolInterval == 0 {
 		cfg.PoolInterval = DefaultPoolInterval
 	}
 	if cfg.Wall == nil {
 		cfg.Wall = time.Now
-	}
-	if cfg.Nodes == nil {
-		cfg.Nodes = nodeTransport()
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = hclog.NewNullLogger()
@@ -151,8 +165,12 @@ func New(cfg Config) (*Replica, error) {
 		cfg.DiskReserve = DefaultDiskReserve
 	}
 	r := &Replica{cfg: cfg, logger: cfg.Logger, wall: cfg.Wall, state: fsm.NewKnowing(cfg.newest), clock: &leaderClock{wall: cfg.Wall},
-		fleet: newFleet(cfg.Wall()), calls: newNodeCaller(cfg.Nodes, cfg.Wall), opened: make(chan struct{}), closing: make(chan struct{}),
+		fleet: newFleet(cfg.Wall()), opened: make(chan struct{}), closing: make(chan struct{}),
 		disk: storage{reserve: cfg.DiskReserve, free: cfg.free, logger: cfg.Logger}}
+	if cfg.Nodes == nil {
+		r.cfg.Nodes = r.nodeTransport()
+	}
+	r.calls = newNodeCaller(r.cfg.Nodes, cfg.Wall)
 	var err error
 	if r.console, err = console.New(); err != nil {
 		return nil, err
@@ -170,12 +188,13 @@ func New(cfg Config) (*Replica, error) {
 func (r *Replica) Run(ctx context.Context) (err error) {
 	conf := consensus.Config{Name: r.cfg.Name, DataDir: r.cfg.DataDir, Network: r.cfg.Network, FSM: machine{r}, Create: r.cfg.Bootstrap || len(r.cfg.Join) > 0,
 		ElectionTimeout: r.cfg.ElectionTimeout, Logger: r.logger, Exit: r.cfg.Exit}
+	defer r.followCertificates(ctx)()
 	self := r.cfg.Name
 	if r.cfg.Network == nil {
 		if err := os.MkdirAll(r.cfg.DataDir, 0o700); err != nil {
 			return fmt.Errorf("making the data directory: %w", err)
 		}
-		conf.Mux, err = consensus.NewMux(consensus.MuxConfig{Listener: r.cfg.Cluster, Advertise: r.cfg.ClusterAddr, Logger: r.logger.Named("cluster")})
+		conf.Mux, err = consensus.NewMux(r.clusterPort())
 		if err != nil {
 			return err
 		}
@@ -192,8 +211,9 @@ func (r *Replica) Run(ctx context.Context) (err error) {
 	if r.log, err = consensus.Open(conf); err != nil {
 		return err
 	}
-	stands := r.log.Standing
+	stands, members := r.log.Standing, r.log.Members
 	r.stands.Store(&stands)
+	r.members.Store(&members)
 	r.stored.Store(int64(r.log.LastIndexAtStart()))
 	if r.cfg.Bootstrap {
 		servers := r.cfg.Initial
@@ -265,7 +285,7 @@ func (r *Replica) serve(ctx context.Context, port *consensus.Mux, in *inner) err
 	failed := make(chan error, 1)
 	if port != nil {
 		public = r.server(r.Handler())
-		work.Go(func() { failed <- public.Serve(r.cfg.Listener) })
+		work.Go(func() { failed <- public.Serve(r.apiListener()) })
 		r.logger.Info("serving", "name", r.cfg.Name, "url", r.cfg.URL, "cluster_addr", port.Advertise())
 	}
 	close(r.opened)

@@ -139,9 +139,15 @@ func TestNoListenerBeyondLoopbackWithoutAToken(t *testing.T) {
 	if err := d.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "--admin-token-file") {
 		t.Errorf("got %v, want a refusal that says what to give", err)
 	}
+	if d, err = New(wide(&Config{AdminTokens: []string{"root"}})); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "--tls-cert") || !strings.Contains(err.Error(), "--insecure") {
+		t.Errorf("got %v, want a refusal that says what to give", err)
+	}
 	inBubble(t, func(t *testing.T) {
 		h := newHost(t, func(c *Config) {
-			c.AdminTokens = []string{"root"}
+			c.AdminTokens, c.Insecure = []string{"root"}, true
 			l := newDeaf()
 			l.ip, c.Listener = "0.0.0.0", l
 		})

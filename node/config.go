@@ -14,6 +14,7 @@ import (
 
 	"github.com/fluxvm/fluxvm/node/machine"
 	"github.com/fluxvm/fluxvm/pkg/api"
+	"github.com/fluxvm/fluxvm/pkg/certs"
 )
 
 // Defaults of Config.
@@ -28,7 +29,7 @@ type Config struct {
 	Name         string       // of the host in the fleet; empty: the host's name
 	Listen       string       // HTTP address; empty: DefaultListen
 	Listener     net.Listener // used instead of Listen when set; Run closes it
-	AdvertiseURL string       // where central reaches the API; empty: http:// and the listener's address
+	AdvertiseURL string       // where central reaches the API; empty: the listener's address
 	DataDir      string       // required; records, machines' directories, identity
 	Labels       map[string]string
 
@@ -41,6 +42,11 @@ type Config struct {
 
 	AdminTokens []string // bearer tokens that may do everything
 	ReadTokens  []string // bearer tokens that may read
+
+	// TLS is this node's certificate and what it trusts. Nil: the API is served without, and central's is trusted by the
+	// system's authorities. One without a certificate gets it from central, where the API is to be reached by https.
+	TLS      *certs.Source
+	Insecure bool // lets the API be served without TLS beyond loopback
 
 	VCPUsTotal     int    // 0: the host's processors
 	MemoryMiBTotal int64  // 0: the host's memory
@@ -78,6 +84,9 @@ func (c Config) filled() (Config, error) {
 	}
 	if err := api.CheckNodeName("name", c.Name); err != nil {
 		return c, fmt.Errorf("--name %q: %w", c.Name, err)
+	}
+	if c.TLS != nil && c.TLS.Identity() != (certs.Identity{}) && c.TLS.Identity() != (certs.Identity{Role: certs.Node, Name: c.Name}) {
+		return c, fmt.Errorf("--tls-cert is of %s, and this is node/%s: make the right one with fluxctl tls cert node %s", c.TLS.Identity(), c.Name, c.Name)
 	}
 	if len(c.Drivers) == 0 {
 		return c, errors.New("no way to run VMs on this host: give the node a driver")

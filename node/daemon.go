@@ -40,6 +40,8 @@ type Daemon struct {
 	id      identity
 
 	loopback bool // the API listens on loopback only
+	secured  bool // the API speaks TLS
+	issue    issue
 
 	store     *store
 	gate      gate
@@ -149,13 +151,17 @@ func (d *Daemon) run(ctx context.Context) (err error) {
 	if tcp, ok := listener.Addr().(*net.TCPAddr); ok && tcp.IP.IsUnspecified() && d.cfg.AdvertiseURL == "" && len(d.cfg.Central) > 0 {
 		return fmt.Errorf("%s is every address of this host: say with --advertise-url at which one central reaches it", tcp)
 	}
-	if d.cfg.AdvertiseURL == "" {
-		d.cfg.AdvertiseURL = "http://" + listener.Addr().String()
+	serving, err := d.secure(listener)
+	if err != nil {
+		return err
 	}
 	if err := d.open(); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, d.store.close()) }()
+	if err := d.loadCertificate(); err != nil {
+		return err
+	}
 
 	liveCtx, endLives := context.WithCancel(context.Background())
 	defer endLives()
@@ -165,7 +171,7 @@ func (d *Daemon) run(ctx context.Context) (err error) {
 	server := &http.Server{Handler: d.handler, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute, IdleTimeout: 2 * time.Minute,
 		MaxHeaderBytes: 64 << 10, ErrorLog: d.log.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug})}
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
+	go func() { served <- server.Serve(serving) }()
 	if d.steer != nil {
 		d.steer.Steer(d.cfg.Facts.BootID(), d.beats.poke, d.rebooted)
 	}
@@ -176,6 +182,9 @@ func (d *Daemon) run(ctx context.Context) (err error) {
 	background.Go(func() { d.beats.run(ctx) })
 	background.Go(func() { d.scanIdle(ctx) })
 	background.Go(func() { d.keepSlots(ctx) })
+	if d.cfg.TLS != nil {
+		background.Go(func() { d.cfg.TLS.Run(ctx) })
+	}
 
 	select {
 	case <-ctx.Done():

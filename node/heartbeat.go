@@ -59,7 +59,7 @@ func newBeats(d *Daemon) *beats {
 		d: d, targets: map[string]*target{},
 		client: &http.Client{
 			Timeout:       beatTimeout,
-			Transport:     &http.Transport{Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: 1, IdleConnTimeout: 2 * time.Minute},
+			Transport:     d.centralTransport(),
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
 	}
@@ -187,7 +187,12 @@ func (b *beats) beat(ctx context.Context, t *target) (time.Duration, error) {
 	if t.acked == digest {
 		report.VMs, report.HasVMs = nil, false
 	}
+	take, err := b.d.issue.request(b.d, &report)
+	if err != nil {
+		return 0, err
+	}
 	answer, err := b.register(ctx, t, report)
+	take(answer.Certificate, err)
 	if err != nil {
 		return 0, err
 	}

@@ -209,7 +209,7 @@ func (d *Daemon) authorize(req *http.Request, who role) (actor string, err error
 	shown, found := api.BearerToken(req.Header.Get("Authorization"))
 	has := anyone
 	switch {
-	case found && matches(shown, d.id.credential):
+	case found && matches(shown, d.id.credential) && d.ofCentral(req):
 		has, actor = admin, "central"
 	case found && matches(shown, d.cfg.AdminTokens...), d.open4all():
 		has, actor = admin, "admin"

@@ -34,6 +34,8 @@ type MuxConfig struct {
 	// TLS secures both directions: as a server it presents Certificates and asks clients for theirs as
 	// ClientAuth says, as a client it trusts RootCAs. Nil means no TLS.
 	TLS *tls.Config
+	// DialTLS, where it is set, gives the client's side for an address instead.
+	DialTLS func(addr string) *tls.Config
 	// Logger is where refused connections are logged. Nil means nowhere.
 	Logger hclog.Logger
 }
@@ -190,11 +192,7 @@ func (m *Mux) dial(ctx context.Context, addr string, protocol byte) (net.Conn, e
 	unwatch := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	secured := conn
 	if m.cfg.TLS != nil {
-		conf := m.cfg.TLS
-		if conf.ServerName == "" {
-			conf = conf.Clone()
-			conf.ServerName, _, _ = net.SplitHostPort(addr)
-		}
+		conf := m.clientTLS(addr)
 		client := tls.Client(conn, conf)
 		err = client.HandshakeContext(ctx)
 		secured = client
@@ -210,6 +208,18 @@ func (m *Mux) dial(ctx context.Context, addr string, protocol byte) (net.Conn, e
 		return nil, fmt.Errorf("dialing the cluster port of %s: %w", addr, err)
 	}
 	return secured, nil
+}
+
+func (m *Mux) clientTLS(addr string) *tls.Config {
+	if m.cfg.DialTLS != nil {
+		return m.cfg.DialTLS(addr)
+	}
+	conf := m.cfg.TLS
+	if conf.ServerName == "" {
+		conf = conf.Clone()
+		conf.ServerName, _, _ = net.SplitHostPort(addr)
+	}
+	return conf
 }
 
 // address is an advertised address; it need not be an IP.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"strconv"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"github.com/fluxvm/fluxvm/central"
 	"github.com/fluxvm/fluxvm/central/consensus"
 	"github.com/fluxvm/fluxvm/cmd/internal/conf"
+	"github.com/fluxvm/fluxvm/pkg/certs"
 )
 
 // centralOptions are the command's settings, whichever way they came.
@@ -26,6 +28,10 @@ type centralOptions struct {
 	operatorTokenFile                                 string
 	insecure                                          bool
 	diskReserveMiB                                    uint64
+	tls                                               certs.Files
+	requireClientCert                                 bool
+	nodeCACert, nodeCAKey                             string
+	nodeNetworks                                      []string
 	electionTimeout                                   time.Duration
 	config, logLevel                                  string
 	logJSON                                           bool
@@ -43,7 +49,9 @@ Each flag can also be set in the file that --config names (the flag's name with 
 		Example: `  fluxvm-agent central --bootstrap
   fluxvm-agent central --name central-1 --listen 127.0.0.1:7799 --cluster-listen 127.0.0.1:7800 --bootstrap \
     --initial central-1=127.0.0.1:7800,central-2=127.0.0.1:7810,central-3=127.0.0.1:7820
-  fluxvm-agent central --name central-4 --join http://127.0.0.1:7799 --join-token-file join.token`,
+  fluxvm-agent central --name central-4 --join http://127.0.0.1:7799 --join-token-file join.token
+  fluxvm-agent central --bootstrap --name central-1 --listen 10.0.0.1:7799 --cluster-listen 10.0.0.1:7800 \
+    --tls-cert central-1.pem --tls-key central-1-key.pem --tls-ca ca.pem --node-ca-cert node-ca.pem --node-ca-key node-ca-key.pem`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := conf.Resolve(cmd.Flags(), "FLUXVM_CENTRAL_", &o.config, os.LookupEnv, nil); err != nil {
@@ -59,7 +67,7 @@ Each flag can also be set in the file that --config names (the flag's name with 
 	f.StringVar(&o.listen, "listen", "127.0.0.1:7799", "address of the HTTP API")
 	f.StringVar(&o.clusterListen, "cluster-listen", "127.0.0.1:7800", "address for the other replicas")
 	f.StringVar(&o.advertise, "advertise", "", "cluster address that others dial (default: --cluster-listen)")
-	f.StringVar(&o.url, "url", "", "where clients and nodes reach the API (default: http:// and --listen)")
+	f.StringVar(&o.url, "url", "", "where clients and nodes reach the API (default: --listen)")
 	f.StringVar(&o.data, "data", "/var/lib/fluxvm/central", "data directory")
 	f.BoolVar(&o.bootstrap, "bootstrap", false, "start a new cluster; with state already there it changes nothing")
 	f.StringSliceVar(&o.initial, "initial", nil, "with --bootstrap: the whole initial set as NAME=CLUSTERADDR, the same on every replica")
@@ -68,7 +76,14 @@ Each flag can also be set in the file that --config names (the flag's name with 
 	f.IntVar(&o.reconcileSecs, "reconcile-secs", 5, "period of the background reconcilers in seconds; 0 turns them off")
 	f.StringVar(&o.operatorTokenFile, "operator-token-file", "", "file with the first operator's token (default: one is made and written to DATA/operator-token)")
 	f.Uint64Var(&o.diskReserveMiB, "disk-reserve-mib", central.DefaultDiskReserve>>20, "free room on the disk of --data below which this replica takes in nothing new")
-	f.BoolVar(&o.insecure, "insecure", false, "allow listening beyond loopback, where everything is readable to others")
+	f.StringVar(&o.tls.Cert, "tls-cert", "", "certificate file of this replica (fluxctl tls cert replica NAME); read again when it changes")
+	f.StringVar(&o.tls.Key, "tls-key", "", "key file of --tls-cert")
+	f.StringVar(&o.tls.CA, "tls-ca", "", "certificate file of the authority that replicas, hosts and clients are held to")
+	f.BoolVar(&o.requireClientCert, "require-client-cert", false, "refuse callers of the API that show no certificate of --tls-ca")
+	f.StringVar(&o.nodeCACert, "node-ca-cert", "", "certificate file of the authority that signs hosts' certificates when they join (fluxctl tls ca --nodes)")
+	f.StringVar(&o.nodeCAKey, "node-ca-key", "", "key file of --node-ca-cert")
+	f.StringSliceVar(&o.nodeNetworks, "node-networks", nil, "the only networks in which hosts are dialed, such as 10.0.0.0/8 (default: any, but no link-local and metadata addresses)")
+	f.BoolVar(&o.insecure, "insecure", false, "allow listening, and speaking to hosts, beyond loopback without TLS, where everything is readable to others")
 	f.DurationVar(&o.electionTimeout, "election-timeout", 0, "how long a follower waits for its leader (default 2s)")
 	f.StringVar(&o.config, "config", "", "configuration file (TOML)")
 	f.StringVar(&o.logLevel, "log-level", "info", "trace, debug, info, warn or error")
@@ -102,10 +117,14 @@ func runCentral(cmd *cobra.Command, o centralOptions) error {
 			return fmt.Errorf("%s must hold a token of at least 16 characters", o.operatorTokenFile)
 		}
 	}
-	if cfg.Listener, err = listen(o.listen, o.insecure); err != nil {
+	if err := o.secure(&cfg); err != nil {
 		return err
 	}
-	if cfg.Cluster, err = listen(o.clusterListen, o.insecure); err != nil {
+	open := o.insecure || cfg.TLS != nil
+	if cfg.Listener, err = listen(o.listen, open); err != nil {
+		return err
+	}
+	if cfg.Cluster, err = listen(o.clusterListen, open); err != nil {
 		return errors.Join(err, cfg.Listener.Close())
 	}
 	replica, err := central.New(cfg)
@@ -163,14 +182,64 @@ func initialSet(pairs []string, bootstrap bool) (servers []consensus.Server, err
 	return servers, nil
 }
 
-// listen opens a port; beyond loopback only when told that this is wanted.
-func listen(addr string, insecure bool) (net.Listener, error) {
+// secure reads the certificates, and makes sure that they are this replica's.
+func (o *centralOptions) secure(cfg *central.Config) (err error) {
+	cfg.Insecure, cfg.RequireClientCert = o.insecure, o.requireClientCert
+	for _, text := range o.nodeNetworks {
+		network, err := netip.ParsePrefix(text)
+		if err != nil {
+			return fmt.Errorf("--node-networks %q must be a network such as 10.0.0.0/8", text)
+		}
+		cfg.NodeNetworks = append(cfg.NodeNetworks, network.Masked())
+	}
+	switch {
+	case o.tls == certs.Files{} && (o.requireClientCert || o.nodeCACert != "" || o.nodeCAKey != ""):
+		return errors.New("--require-client-cert, --node-ca-cert and --node-ca-key need --tls-cert, --tls-key and --tls-ca")
+	case o.tls == certs.Files{}:
+		return nil
+	case o.tls.Cert == "" || o.tls.Key == "" || o.tls.CA == "":
+		return errors.New("--tls-cert, --tls-key and --tls-ca go together: give all three (fluxctl tls makes them)")
+	case (o.nodeCACert == "") != (o.nodeCAKey == ""):
+		return errors.New("--node-ca-cert and --node-ca-key go together: give both")
+	}
+	if cfg.TLS, err = certs.Open(o.tls, cfg.Logger.Named("tls")); err != nil {
+		return err
+	}
+	if id, want := cfg.TLS.Identity(), (certs.Identity{Role: certs.Replica, Name: o.name}); id != want {
+		return fmt.Errorf("%s is of %s, and this is %s: make the right one with fluxctl tls cert replica %s", o.tls.Cert, id, want, o.name)
+	}
+	if o.nodeCACert == "" {
+		return nil
+	}
+	certPEM, err := os.ReadFile(o.nodeCACert)
+	if err != nil {
+		return fmt.Errorf("reading the node authority: %w", err)
+	}
+	keyPEM, err := os.ReadFile(o.nodeCAKey)
+	if err != nil {
+		return fmt.Errorf("reading the node authority: %w", err)
+	}
+	if cfg.NodeCA, err = certs.LoadAuthority(certPEM, keyPEM); err != nil {
+		return fmt.Errorf("%s and %s: %w", o.nodeCACert, o.nodeCAKey, err)
+	}
+	if !cfg.NodeCA.OnlyNodes() {
+		return fmt.Errorf("%s can sign for more than nodes, and such a key does not belong here: make one with fluxctl tls ca --nodes", o.nodeCACert)
+	}
+	if err := cfg.NodeCA.SignedBy(cfg.TLS.Roots(), time.Now()); err != nil {
+		return fmt.Errorf("%s is not of the authority in %s: %w", o.nodeCACert, o.tls.CA, err)
+	}
+	return nil
+}
+
+// listen opens a port; beyond loopback only when that is wanted and safe, or wanted all the same.
+func listen(addr string, open bool) (net.Listener, error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("listening on %s: %w", addr, err)
 	}
-	if tcp, ok := l.Addr().(*net.TCPAddr); ok && !tcp.IP.IsLoopback() && !insecure {
-		return nil, errors.Join(fmt.Errorf("%s is reachable from other hosts, and tokens would cross the network in clear: listen on loopback, or give --insecure on a network you trust", addr), l.Close())
+	if tcp, ok := l.Addr().(*net.TCPAddr); ok && !tcp.IP.IsLoopback() && !open {
+		return nil, errors.Join(fmt.Errorf("%s is reachable from other hosts, and tokens would cross the network in clear: "+
+			"give --tls-cert, --tls-key and --tls-ca (fluxctl tls makes them), listen on loopback, or give --insecure on a network you trust", addr), l.Close())
 	}
 	return l, nil
 }

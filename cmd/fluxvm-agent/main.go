@@ -32,7 +32,8 @@ Try it out with "fluxvm-agent dev"; docs/operations.md tells how to run a real f
 		SilenceUsage: true, SilenceErrors: true, Version: buildVersion(),
 	}
 	node := hostd.Command("node", true)
-	node.Example = `  fluxvm-agent node --central http://10.0.0.1:7799,http://10.0.0.2:7799,http://10.0.0.3:7799 --join-token-file join.token
+	node.Example = `  fluxvm-agent node --central https://10.0.0.1:7799,https://10.0.0.2:7799,https://10.0.0.3:7799 --join-token-file join.token \
+    --tls-ca ca.pem --listen 10.0.0.5:7788
   fluxvm-agent node --central http://127.0.0.1:7799 --backend sim --label zone=lab --data /tmp/node`
 	root.AddCommand(centralCommand(), node, devCommand())
 	if err := root.ExecuteContext(ctx); err != nil {

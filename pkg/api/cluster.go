@@ -22,6 +22,16 @@ type Replica struct {
 	AppliedIndex  uint64 `json:"applied_index"`
 	LastContactMS int64  `json:"last_contact_ms"`
 	Version       string `json:"version"`
+
+	CertificateExpiresAt Time `json:"certificate_expires_at,omitzero"` // absent without TLS
+}
+
+// Ready is the answer of GET /readyz.
+type Ready struct {
+	Status string `json:"status"`
+	Leader string `json:"leader"`
+
+	CertificateExpiresAt Time `json:"certificate_expires_at,omitzero"` // of the replica that was asked; absent without TLS
 }
 
 // ReplicaRequest is the body of POST /fleet/cluster/replicas. ClusterAddr is where the other replicas reach it.

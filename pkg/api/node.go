@@ -164,6 +164,8 @@ type Register struct {
 	VMs            []ReportedVM      `json:"vms,omitempty"`
 	HasVMs         bool              `json:"has_vms,omitempty"`    // vms is the whole list, also when it is empty
 	Credential     string            `json:"credential,omitempty"` // the node's own secret, sent with a join token only
+
+	CertificateRequest string `json:"certificate_request,omitempty"` // PEM; while the node wants central to sign its certificate
 }
 
 // ReportedVM is one VM of a node's report. A VM that ended is reported for an hour with state gone and why.
@@ -188,6 +190,8 @@ type RegisterAnswer struct {
 	NextInMS int64    `json:"next_in_ms"`
 	WantVMs  bool     `json:"want_vms"`
 	Replicas []string `json:"replicas"`
+
+	Certificate string `json:"certificate,omitempty"` // PEM, the answer to a request for one
 }
 
 // JoinTokenRequest is the body of POST /fleet/join-tokens. Kind is node or replica.

@@ -113,7 +113,7 @@ func TestAnIdentityIsReadAsItWasSigned(t *testing.T) {
 			t.Errorf("%s parses as %v, %v", id, got, ok)
 		}
 	}
-	for _, id := range []Identity{{"king", "x"}, {Node, ""}, {Node, "../x"}, {Node, "A"}, {Replica, strings.Repeat("x", 64)}} {
+	for _, id := range []Identity{{"king", "x"}, {Node, ""}, {Node, "../x"}, {Node, "a_b"}, {Node, "-a"}, {Replica, strings.Repeat("x", 64)}} {
 		if _, err := ca.Sign(id, nil, nil, now, day); err == nil {
 			t.Errorf("%v was signed", id)
 		}

@@ -45,7 +45,7 @@ func Parse(text string) (Identity, bool) {
 // longestName is that of a host in DNS.
 const longestName = 63
 
-var namePattern = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$`)
+var namePattern = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$`)
 
 // Check refuses a role that there is not and a name that a URI could not carry.
 func (i Identity) Check() error {
@@ -53,7 +53,7 @@ func (i Identity) Check() error {
 	case i.Role != Replica && i.Role != Node && i.Role != API:
 		return fmt.Errorf("the role %q must be replica, node or api", i.Role)
 	case len(i.Name) > longestName || !namePattern.MatchString(i.Name):
-		return fmt.Errorf("the name %q must have 1 to %d of a-z, 0-9, . and -", i.Name, longestName)
+		return fmt.Errorf("the name %q must have 1 to %d letters, digits, . and -", i.Name, longestName)
 	}
 	return nil
 }

@@ -344,3 +344,12 @@ func VerifyHost(cs *tls.ConnectionState, roots *x509.CertPool, host string) erro
 	}
 	return nil
 }
+
+// AcceptFleet takes whoever may answer for the fleet's API. A node may not, whatever addresses its certificate names:
+// it would be told secrets that are not its.
+func AcceptFleet(peer Identity) error {
+	if peer.Role == Node {
+		return fmt.Errorf("%s answers at an address of the fleet; give the URLs of its replicas", peer)
+	}
+	return nil
+}

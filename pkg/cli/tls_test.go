@@ -82,7 +82,7 @@ func TestWhatNoCertificateCanSayIsRefused(t *testing.T) {
 	ca := []string{"--dir", dir, "--ca", filepath.Join(dir, "ca.pem"), "--ca-key", filepath.Join(dir, "ca-key.pem")}
 	for want, args := range map[string][]string{
 		"must be replica, node or api": {"king", "x"},
-		"must have 1 to 63":            {"node", "UPPER"},
+		"must have 1 to 63":            {"node", "under_score"},
 		"neither a host name":          {"node", "x", "--san", "https://x"},
 		"--days must be":               {"node", "x", "--days", "0"},
 		"needs NAME":                   {"node"},

@@ -163,8 +163,8 @@ func (cfg *Config) tls(ofHost bool) (*tls.Config, error) {
 	switch {
 	case !ofHost:
 		out.VerifyConnection = func(cs tls.ConnectionState) error {
-			if peer := certs.PeerOf(&cs); peer.Role == certs.Node {
-				return &tls.CertificateVerificationError{UnverifiedCertificates: cs.PeerCertificates, Err: fmt.Errorf("%s answers at an address of the fleet; give the URLs of its replicas", peer)}
+			if err := certs.AcceptFleet(certs.PeerOf(&cs)); err != nil {
+				return &tls.CertificateVerificationError{UnverifiedCertificates: cs.PeerCertificates, Err: err}
 			}
 			return nil
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/fluxvm/fluxvm/node/machine"
 	"github.com/fluxvm/fluxvm/node/sim"
 	"github.com/fluxvm/fluxvm/pkg/api"
+	"github.com/fluxvm/fluxvm/pkg/certs"
 )
 
 // options are the command's settings, whichever way they came.
@@ -35,6 +36,8 @@ type options struct {
 	Config         string
 	LogLevel       string
 	LogJSON        bool
+	TLS            certs.Files
+	Insecure       bool
 	StopMachines   bool
 	PoseAsMac      bool
 }
@@ -68,6 +71,10 @@ Each flag can also be set in the file that --config names (the flag's name with 
 	f.IntVar(&o.CPUOvercommit, "cpu-overcommit", node.DefaultCPUOvercommit, "vCPUs given out for each of the host's processors")
 	f.StringVar(&o.AdminTokenFile, "admin-token-file", "", "file with bearer tokens that may do everything, one a line")
 	f.StringVar(&o.ReadTokenFile, "read-token-file", "", "file with bearer tokens that may read, one a line")
+	f.StringVar(&o.TLS.Cert, "tls-cert", "", "certificate file of this host (fluxctl tls cert node NAME); read again when it changes")
+	f.StringVar(&o.TLS.Key, "tls-key", "", "key file of --tls-cert")
+	f.StringVar(&o.TLS.CA, "tls-ca", "", "certificate file of the fleet's authority (ca.pem)")
+	f.BoolVar(&o.Insecure, "insecure", false, "allow listening beyond loopback without TLS, where everything is readable to others")
 	f.StringVar(&o.Config, "config", "", "configuration file (TOML)")
 	f.StringVar(&o.LogLevel, "log-level", "info", "trace, debug, info, warn or error")
 	f.BoolVar(&o.LogJSON, "log-json", false, "write the log as JSON")
@@ -101,7 +108,7 @@ func run(cmd *cobra.Command, o options, settings node.Settings) error {
 	cfg := node.Config{
 		Name: o.Name, Listen: o.Listen, AdvertiseURL: o.AdvertiseURL, DataDir: o.Data, Labels: o.Labels, Drivers: drivers, Backend: drivers[0].Name(),
 		Central: o.Central, HeartbeatSecs: o.HeartbeatSecs, CPUOvercommit: o.CPUOvercommit,
-		VCPUsTotal: sized.vcpus, MemoryMiBTotal: sized.memoryMiB, Settings: settings, StopMachines: o.StopMachines, Logger: log,
+		VCPUsTotal: sized.vcpus, MemoryMiBTotal: sized.memoryMiB, Settings: settings, Insecure: o.Insecure, StopMachines: o.StopMachines, Logger: log,
 	}
 	if cfg.AdminTokens, err = tokensIn(o.AdminTokenFile); err != nil {
 		return err
@@ -115,6 +122,11 @@ func run(cmd *cobra.Command, o options, settings node.Settings) error {
 	}
 	if len(join) > 0 {
 		cfg.JoinToken = join[0]
+	}
+	if o.TLS != (certs.Files{}) {
+		if cfg.TLS, err = certs.Open(o.TLS, log.Named("tls")); err != nil {
+			return err
+		}
 	}
 	daemon, err := node.New(cfg)
 	if err != nil {
