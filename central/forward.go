@@ -92,8 +92,8 @@ type status struct {
 
 	ClusterID string `json:"cluster_id"`
 
-	Newest  fsm.Kind `json:"newest_kind"` // the highest kind of command that it understands; 0: it is too old to say
-	DiskLow bool     `json:"disk_low"`
+	Newest       fsm.Kind `json:"newest_kind"` // the highest kind of command that it understands; 0: it is too old to say
+	DiskLow      bool     `json:"disk_low"`
 	Members      []string `json:"members,omitempty"`        // whom it counts as members
 	CertNotAfter api.Time `json:"cert_not_after,omitempty"` // when its certificate ends; 0 without TLS
 }

@@ -298,5 +298,6 @@ func (c *caller) send(ctx context.Context, endpoint string, r call, raw []byte, 
 func isHopeless(err error) bool {
 	var cert *tls.CertificateVerificationError
 	var record tls.RecordHeaderError
-	return errors.As(err, &cert) || errors.As(err, &record)
+	var op *net.OpError
+	return errors.As(err, &cert) || errors.As(err, &record) || errors.As(err, &op) && op.Op == "remote error" // it refused our certificate
 }
