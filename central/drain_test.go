@@ -66,3 +66,77 @@ func TestANodeWithVMsIsDeletedOnlyByForce(t *testing.T) {
 		r.node("n1").with(func() { clear(r.node("n1").vms) })
 	})
 }
+
+func TestADrainBootsReschedulableVMsElsewhereAndNeverTwice(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
+		r.ready("n1")
+		r.image("tiny")
+		first := r.launch(r.leader(), body{"name": "mobile", "image": "tiny", "reschedulable": true, "claim": body{"hostname": "h1"}})
+		bound := r.launch(r.leader(), body{"name": "bound", "image": "tiny", "reschedulable": true, "node": "n1"})
+		r.running(first.VM.ID)
+		r.running(bound.VM.ID)
+		r.moves(first.VM.ID)
+		n1 := r.node("n1")
+		r.insist("POST", "/fleet/nodes/n1/drain", nil, "drain")
+		show := func() api.NodeDrain { return *r.nodeState("n1").Drain }
+		r.eventually("both to be told as blocking, for there is no other host", time.Minute, func() bool { return show().Blocked == 2 })
+		if d := show(); !strings.Contains(d.Blocking[0].Why, "no other host takes it now: cordoned 1") || n1.count() != 2 {
+			t.Errorf("got %+v, want why it cannot move", d)
+		}
+		n1.with(func() { n1.lose = 1 }) // the answer to the first order is lost
+		r.addNode("n2", nil)
+		r.registered()
+		twice := false
+		r.eventually("it to run elsewhere", time.Minute, func() bool {
+			twice = twice || n1.has(first.VM.ID) != nil && r.node("n2").has(first.VM.ID) != nil
+			v := r.row(first.VM.ID)
+			return v.Node == "n2" && v.State == api.StateRunning && v.Claim == nil
+		})
+		if v := r.row(first.VM.ID); twice || v.Name != "mobile" || v.Move != "" || n1.has(first.VM.ID) != nil {
+			t.Errorf("ran twice: %t; it is %+v", twice, v)
+		}
+		if given := r.node("n2").claims[first.VM.ID]; len(given) != 1 || given[0].Hostname != "h1" {
+			t.Errorf("its guest was given %+v there, want the launch's claim again", given)
+		}
+		again := into[api.VM](t, r.call(r.leader(), "GET", "/fleet/vms/mobile", nil))
+		if d := show(); d.ToMove != 0 || d.Blocked != 1 || d.Blocking[0].ID != bound.VM.ID || again.ID != first.VM.ID {
+			t.Errorf("left is %+v, want the one that is bound to its host; %+v", d, again)
+		}
+		r.insist("POST", "/fleet/nodes/n1/drain", body{"force": true}, "force")
+		r.eventually("nothing to be left", time.Minute, func() bool { return show().Done })
+		if r.row(bound.VM.ID) != nil || r.row(first.VM.ID) == nil {
+			t.Error("force ended the wrong one")
+		}
+	})
+}
+
+func TestAMoveGoesOnUnderTheNextLeaderAndWithoutRoomWaitsForIt(t *testing.T) {
+	scenario(t, 2, func(t *testing.T, r *rig) {
+		r.ready("n1")
+		r.image("tiny")
+		one := r.launch(r.leader(), body{"name": "mobile", "image": "tiny", "reschedulable": true})
+		r.running(one.VM.ID)
+		r.moves(one.VM.ID)
+		n1 := r.node("n1")
+		r.addNode("n2", nil)
+		r.registered()
+		r.insist("POST", "/fleet/nodes/n1/drain", nil, "drain")
+		r.eventually("the move to begin", time.Minute, func() bool { return r.row(one.VM.ID).Move != "" || r.row(one.VM.ID).Node == "n2" })
+		r.insist("POST", "/fleet/nodes/n2/cordon", nil, "cordon")
+		old := r.leader()
+		r.crash(old)
+		r.newLeader(old)
+		r.start(old)
+		r.wait(20 * time.Second)
+		if v := r.row(one.VM.ID); v.Node == "n1" {
+			if v.State != api.StateStopped || v.Reason == "" || n1.has(one.VM.ID) != nil {
+				t.Errorf("without room it is %s (%s)", v.State, v.Reason)
+			}
+			r.insist("POST", "/fleet/nodes/n2/uncordon", nil, "uncordon")
+		}
+		r.eventually("it to run elsewhere", time.Minute, func() bool {
+			v := r.row(one.VM.ID)
+			return v.Node == "n2" && v.State == api.StateRunning
+		})
+	})
+}

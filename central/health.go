@@ -161,11 +161,8 @@ func (g *reign) lose(ctx context.Context, node string, ids []string) error {
 		}
 		one := fsm.LostVM{ID: id}
 		if row.Reschedulable && row.Live() {
-			n := needOf(row, view.Node(node)).constrain(view, row.Pool, row.Launch)
-			n.tried = map[string]string{node: api.WhyUnhealthy}
-			one.Candidates, _ = rank(view, g.weatherOf(view), n, taken)
-			one.Candidates = slices.DeleteFunc(one.Candidates, func(name string) bool { return g.r.fleet.lists(name, id) })
-			one.Candidates = one.Candidates[:min(len(one.Candidates), lossCandidates)]
+			var n need
+			one.Candidates, n, _ = g.elsewhere(view, row, taken)
 			if len(one.Candidates) > 0 {
 				taken[one.Candidates[0]] = taken[one.Candidates[0]].plus(n)
 			} else if row.State == api.StateLost {

@@ -22,7 +22,13 @@ func (q *request) showNode(view fsm.View) func(*fsm.Node) api.Node {
 			seen = api.TimeOf(wall.Add(-wall.Sub(b.at)))
 		}
 		out := wireNode(view, n, b, seen)
-		out.Drain = wireDrain(view, n, q.r.clock.now())
+		if n.Drain != nil {
+			var stuck map[string]string
+			if g := q.leading(); g != nil {
+				stuck = g.stuck.why(n.Name)
+			}
+			out.Drain = wireDrain(view, n, q.r.clock.now(), stuck)
+		}
 		return out
 	}
 }

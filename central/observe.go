@@ -24,6 +24,9 @@ func observe(view fsm.View, node string, b *beat, now time.Time) (news []fsm.VMR
 		return nil, nil // that it has booted comes first: it says when what ran there ended
 	}
 	for row := range view.VMsOn(node) {
+		if row.Move == fsm.MoveEnded {
+			continue // an older list may still have it
+		}
 		vm := b.vms[row.ID]
 		if vm == nil {
 			if gone(row, b, now) {

@@ -211,6 +211,8 @@ func (o *orders) step(row *fsm.VM) (out settled, again bool) {
 	node := o.reign.view().Node(row.Node)
 	b := o.reign.r.fleet.get(row.Node)
 	switch {
+	case row.Move == fsm.MoveEnded && node != nil && !node.Adopting:
+		return o.relocate(row)
 	case node == nil && row.State == api.StateDeleting:
 		o.confirm(row, fsm.VMReport{State: api.StateGone, Reason: "its node was removed"})
 		return out, false
@@ -222,7 +224,7 @@ func (o *orders) step(row *fsm.VM) (out settled, again bool) {
 	switch {
 	case node.State == api.NodeLost:
 		return o.goOn(row)
-	case row.State == api.StateDeleting:
+	case row.State == api.StateDeleting, row.Move == fsm.MoveEnding:
 		return o.remove(row, node, b)
 	case row.State == api.StatePlaced && row.Told == 0:
 		return o.create(row, node, b)

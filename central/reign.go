@@ -34,6 +34,7 @@ type reign struct {
 	leasePoke chan struct{}
 	scrubs    scrubs
 	roster    roster
+	stuck     stuckMoves
 }
 
 func (g *reign) view() fsm.View { return g.r.state.View() }

@@ -134,7 +134,7 @@ func (q *request) commitLaunch(g *reign, op *fsm.Op, id string, l fsm.Launch) (*
 	for try := 1; ; try++ {
 		body, why := g.rankLaunch(q.r.state.View(), id, l)
 		if why != nil {
-			body = fsm.LaunchVM{ID: id, Launch: l} // the state says no, or knows the key
+			body = fsm.LaunchVM{ID: id, Launch: l, Keep: true} // the state says no, or knows the key
 		}
 		result, err := q.propose(fsm.KindLaunchVM, op, body)
 		switch full := codeOf(err) == api.CodeNoCapacity; {
@@ -159,7 +159,7 @@ func (g *reign) rankLaunch(view fsm.View, id string, l fsm.Launch) (fsm.LaunchVM
 		return fsm.LaunchVM{}, unknownNode()
 	}
 	n := needFor(view, &l, plan)
-	out := fsm.LaunchVM{ID: id, Launch: l}
+	out := fsm.LaunchVM{ID: id, Launch: l, Keep: true}
 	out.Candidates, out.Reasons = rank(view, g.weatherOf(view), n, nil)
 	out.NoHandOut = g.noHandOut(view)
 	return out, nil

@@ -159,6 +159,8 @@ func (t *tx) dispatch() (any, error) {
 		return run(t, (*tx).loseVMs)
 	case KindUpdateNodes:
 		return run(t, (*tx).updateNodes)
+	case KindRelocateVMs:
+		return run(t, (*tx).relocateVMs)
 	}
 	return nil, unknown(t.env.Kind)
 }

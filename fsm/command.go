@@ -55,10 +55,11 @@ const (
 	KindLoseNode        Kind = 39
 	KindLoseVMs         Kind = 40
 	KindUpdateNodes     Kind = 41
+	KindRelocateVMs     Kind = 42
 )
 
 // Newest is the highest kind that this program understands.
-const Newest = KindUpdateNodes
+const Newest = KindRelocateVMs
 
 // Baseline is the highest kind that every release understands. Kinds above it are proposed only once every member has
 // said that it knows them. It moves with Newest until the first release, and never again.
@@ -212,6 +213,13 @@ type LostVM struct {
 	Candidates []string `json:"candidates,omitempty"`
 }
 
+// RelocateVMs moves VMs off a host that is drained: to be ended there first, or, once they have ended, to one of their
+// candidates.
+type RelocateVMs struct {
+	Node string   `json:"node"`
+	VMs  []LostVM `json:"vms"`
+}
+
 // UpdateNodes takes over changed facts of known hosts, many at once.
 type UpdateNodes struct {
 	Nodes []Node `json:"nodes"` // intent and state columns are ignored
@@ -309,6 +317,7 @@ type LaunchVM struct {
 	Candidates []string       `json:"candidates"`            // at most 32, best first
 	NoHandOut  []string       `json:"no_hand_out,omitempty"` // hosts whose spares must stay where they are
 	Reasons    map[string]int `json:"reasons,omitempty"`     // why the other hosts are no candidates
+	Keep       bool           `json:"keep,omitempty"`        // what a later answer, or a later boot, needs of the launch is kept
 }
 
 // MoveVM says that a host refused a VM it was given: the next candidate takes it, or it ends.

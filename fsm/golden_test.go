@@ -114,6 +114,7 @@ func script() []step {
 		{kind: KindNodeHealth, more: "-fault", at: 90_210_000, body: NodeHealth{Changes: []NodeChange{{Name: "studio-1", State: api.NodeSuspect, ConfirmedAt: 1_700_090_170_000, Fault: "two daemons report as this node"}}}},
 		{kind: KindLoseNode, op: &Op{Key: "k-lost", Digest: "d13"}, at: 90_220_000, body: LoseNode{Name: "studio-1", Action: "POST /fleet/nodes/{name}/replace", Reason: "a new disk", Replace: true}},
 		{kind: KindLoseVMs, at: 90_230_000, body: LoseVMs{Node: "studio-1", VMs: []LostVM{{ID: "0001"}, {ID: "0002", Candidates: []string{"studio-2"}}}}},
+		{kind: KindRelocateVMs, at: 90_240_000, body: RelocateVMs{Node: "studio-1", VMs: []LostVM{{ID: "0003", Candidates: []string{"studio-2", "studio-3"}}}}},
 	}
 }
 

@@ -21,7 +21,7 @@ var bodies = map[Kind]any{
 	KindPatchPolicy: PatchPolicy{}, KindPutPrices: PutPrices{}, KindCreateLease: CreateLease{}, KindPatchLease: PatchLease{}, KindEndLease: EndLease{}, KindAdvanceLease: AdvanceLease{},
 	KindReportScrub: ReportScrub{}, KindRetryScrub: RetryScrub{}, KindAdjustLedger: AdjustLedger{},
 	KindAdmitReplica: AdmitReplica{}, KindAdoptNode: AdoptNode{},
-	KindLoseNode: LoseNode{}, KindLoseVMs: LoseVMs{}, KindUpdateNodes: UpdateNodes{},
+	KindLoseNode: LoseNode{}, KindLoseVMs: LoseVMs{}, KindUpdateNodes: UpdateNodes{}, KindRelocateVMs: RelocateVMs{},
 }
 
 // kind is a constant of command.go.

@@ -248,10 +248,14 @@ func (t *tx) launchVM(c LaunchVM) (any, error) {
 		return nil, err
 	}
 	l.TTLSeconds = plan.TTL
-	op := Operation{Ref: c.ID, Name: l.Name, Image: plan.Image.Name, ColdReason: plan.ColdReason,
-		GuestOS: plan.GuestOS, VCPUs: plan.VCPUs, MemoryMiB: plan.MemoryMiB, DiskGiB: plan.DiskGiB}
-	if s := plan.Claim; s != nil { // its size need not be the image's any more
-		op.GuestOS, op.VCPUs, op.MemoryMiB, op.DiskGiB = s.GuestOS, s.VCPUs, s.MemoryMiB, s.DiskGiB
+	op := Operation{Ref: c.ID, Name: l.Name, Image: plan.Image.Name, ColdReason: plan.ColdReason}
+	if c.Keep {
+		op.GuestOS, op.VCPUs, op.MemoryMiB, op.DiskGiB = plan.GuestOS, plan.VCPUs, plan.MemoryMiB, plan.DiskGiB
+		if s := plan.Claim; s != nil { // its size need not be the image's any more
+			op.GuestOS, op.VCPUs, op.MemoryMiB, op.DiskGiB = s.GuestOS, s.VCPUs, s.MemoryMiB, s.DiskGiB
+		}
+	}
+	if plan.Claim != nil {
 		op.Ref, op.Node, op.Warm, op.Pool, op.ColdReason = plan.Claim.ID, plan.Claim.Node, true, plan.Pool.Name, ""
 	} else if plan.Node == nil {
 		return nil, noCapacity(c.Reasons)
@@ -264,10 +268,15 @@ func (t *tx) launchVM(c LaunchVM) (any, error) {
 	}
 	if plan.Claim != nil {
 		t.claim(plan, l)
-	} else if _, err := t.bootNew(plan, c.ID, l, plan.ColdReason, t.deadline(l)); err != nil {
+	} else if row, err := t.bootNew(plan, c.ID, l, plan.ColdReason, t.deadline(l)); err != nil {
 		return nil, err
-	} else if plan.Missed != nil {
-		t.missed(plan.Missed.Name)
+	} else {
+		if c.Keep && l.Resched && l.Claim != nil {
+			t.keepClaim(row, l.Claim)
+		}
+		if plan.Missed != nil {
+			t.missed(plan.Missed.Name)
+		}
 	}
 	t.log(t.env.Actor, "POST /fleet/vms", l.Name, l.Tenant, "ok", "vm_id", done.Ref, "node", done.Node, "pool", done.Pool)
 	return done, nil

@@ -75,7 +75,7 @@ func (t *tx) loseVMs(c LoseVMs) (any, error) {
 			placed = append(placed, v.ID)
 		case v.State != api.StateLost:
 			row := *v
-			row.State, row.Reason = api.StateLost, reasonLost
+			row.State, row.Reason, row.Move, row.Down = api.StateLost, reasonLost, "", false
 			t.putVM(v, &row)
 			t.log("central", "lost", v.Name, v.Tenant, "ok", "vm_id", v.ID, "node", c.Node)
 		}
@@ -83,18 +83,18 @@ func (t *tx) loseVMs(c LoseVMs) (any, error) {
 	return placed, nil
 }
 
-// reschedule boots a VM of a lost host anew on the first candidate that fits.
+// reschedule boots a VM that its host no longer runs, or is lost with, anew on the first candidate that fits.
 func (t *tx) reschedule(v *VM, candidates []string) bool {
 	row := *v
 	if row.Launch == nil { // from before launches of such VMs were kept
 		row.Launch = &Launch{Tenant: v.Tenant, Name: v.Name, Image: v.Image, VCPUs: v.VCPUs, MemoryMiB: v.MemoryMiB, DiskGiB: v.DiskGiB, Resched: true}
 	}
-	need := Need{Tenant: v.Tenant, Leased: t.MacOSNeedsLease(v.Tenant, v.GuestOS), GuestOS: v.GuestOS, Backend: row.Launch.Backend, VCPUs: v.VCPUs, MemoryMiB: v.MemoryMiB, Claim: v.Claim != nil}
-	node := t.firstFit(candidates, []string{v.Node}, need)
+	node := t.firstFit(candidates, nil, t.needElsewhere(&row))
 	if node == nil || v.State == api.StateLost && t.mayHold(v.Tenant, holds(v.GuestOS, v.VCPUs, v.MemoryMiB)) != nil {
 		return false
 	}
-	row.Reason, row.IP, row.RunningAt, row.ReadyAt, row.Tried, row.TriedFor, row.Down = "", "", 0, 0, nil, nil, false
+	row.Reason, row.IP, row.RunningAt, row.ReadyAt, row.Tried, row.TriedFor, row.Down, row.Move = "", "", 0, 0, nil, nil, false, ""
+	row.Claim = row.Launch.claimAgain(row.Claim)
 	row.Backend = node.Backend(row.Launch.Backend)
 	t.place(&row, node)
 	t.putVM(v, &row)

@@ -122,7 +122,7 @@ func TestFailedHandOverGoesOnAsANewVMUnderTheSameKey(t *testing.T) {
 	if v := f.vm("a"); v.Live() || v.Key != "" || v.ClaimedFrom != "" || v.HandOver || !v.NeedsOrder() {
 		t.Errorf("got %+v, want the broken spare on its way out", v)
 	}
-	if r := f.launch("y", "k", l, "n1"); !r.Replayed || *r.Value.(*Operation) != (Operation{Key: "k", Digest: digest(l), At: r.Value.(*Operation).At, Ref: "new", Name: "build", Image: "img", Node: "n1", ColdReason: "rename_failed", GuestOS: "linux", VCPUs: 1, MemoryMiB: 256}) {
+	if r := f.launch("y", "k", l, "n1"); !r.Replayed || *r.Value.(*Operation) != (Operation{Key: "k", Digest: digest(l), At: r.Value.(*Operation).At, Ref: "new", Name: "build", Image: "img", Node: "n1", ColdReason: "rename_failed"}) {
 		t.Errorf("got %+v (%+v), want the new VM", r, r.Value)
 	}
 	if claims, timed, _ := f.view().Claims24h("p"); claims != 0 || timed != 0 {

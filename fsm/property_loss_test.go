@@ -1,6 +1,8 @@
 package fsm
 
 import (
+	"slices"
+
 	"pgregory.net/rapid"
 
 	"github.com/fluxvm/fluxvm/pkg/api"
@@ -102,6 +104,49 @@ func (m *model) updateNodes(*rapid.T) {
 			m.saw("failed by a reboot")
 			if v.State != api.StateFailed || m.f.view().Node(v.Node).BootID == before.Node(v.Node).BootID {
 				m.r.Fatalf("facts of hosts made VM %+v of %+v", v, was)
+			}
+		}
+	}
+}
+
+// relocateVMs moves VMs off a host, drained or not: asks for their end there, or boots elsewhere what has ended.
+func (m *model) relocateVMs(*rapid.T) {
+	node := m.pick(modelNodes, "node")
+	n := m.f.view().Node(node)
+	if n == nil {
+		m.skip()
+	}
+	if !n.Draining && m.chance(2, "drain first") {
+		m.send(KindPatchNode, PatchNode{Name: node, Action: "POST /fleet/nodes/{name}/drain", Cordoned: new(true), Draining: new(true), Drain: &DrainHost{}})
+	}
+	c := RelocateVMs{Node: node}
+	for v := range m.f.view().VMs("") {
+		if v.Node == node || m.chance(6, "of another host") {
+			c.VMs = append(c.VMs, LostVM{ID: v.ID, Candidates: m.candidates()})
+		}
+	}
+	keys := map[string]*asked{}
+	for _, one := range c.VMs {
+		keys[one.ID] = m.keyOf(m.f.vm(one.ID))
+	}
+	before, r := m.send(KindRelocateVMs, c)
+	placed := r.Value.([]string)
+	for _, one := range c.VMs {
+		was, is := before.VM(one.ID), m.f.view().VM(one.ID)
+		switch {
+		case slices.Contains(placed, one.ID):
+			m.saw("moved")
+			m.placed(before, is)
+			if was.Move != MoveEnded || is.Move != "" || is.Name != was.Name || is.RunningAt != 0 {
+				m.r.Fatalf("VM %+v, which may still run, was placed as %+v", was, is)
+			}
+			if a := keys[one.ID]; a != nil {
+				a.want.Node, a.note = is.Node, " after a move"
+			}
+		case is != was:
+			m.saw("asked to move")
+			if !was.Reschedulable || was.Node != node || is.Node != node || is.Move != MoveEnding || is.State != was.State || !before.Node(node).Draining {
+				m.r.Fatalf("VM %+v was asked to move and is %+v", was, is)
 			}
 		}
 	}

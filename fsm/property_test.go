@@ -133,8 +133,8 @@ func (m *model) actions() map[string]func(*rapid.T) {
 		{m.advance, m.report, m.launch, m.createLease, m.failHandOver, m.putPrices, m.badKey, m.registerNode},
 		{m.launch, m.report, m.deleteVMs, m.retryScrub, m.patchLease, m.createTenant, m.deleteKey, m.createPool},
 		{m.report, m.loseVMs, m.advance, m.endLease, m.adjust, m.nodeHealth, m.patchPool, m.rollPool},
-		{m.fillPool, m.loseVMs, m.createLease, m.reportScrub, m.updateNodes, m.touchKeys, m.patchNode, m.deletePool},
-		{m.failHandOver, m.tick, m.patchVM, m.loseNode, m.deleteTenant, m.createKey, m.joinToken, m.deleteNode, m.admitReplica, m.adoptNode},
+		{m.fillPool, m.loseVMs, m.relocateVMs, m.createLease, m.reportScrub, m.updateNodes, m.touchKeys, m.patchNode, m.deletePool},
+		{m.failHandOver, m.tick, m.patchVM, m.loseNode, m.deleteTenant, m.createKey, m.joinToken, m.deleteNode, m.admitReplica, m.adoptNode, m.relocateVMs},
 		{m.repeat, m.otherBody, m.patchTenant, m.registerNode, m.createImage, m.patchImage, m.deleteImage, m.initCluster},
 	}
 	groups := map[string]func(*rapid.T){}

@@ -43,7 +43,7 @@ func (m *model) launch(*rapid.T) {
 	if m.chance(5, "claim") {
 		l.Claim = &Claim{Hostname: "h", Secrets: []string{"TOKEN"}}
 	}
-	c := LaunchVM{ID: m.next("vm"), Launch: l, Candidates: m.candidates(), Reasons: map[string]int{api.WhyLabel: 1}}
+	c := LaunchVM{ID: m.next("vm"), Launch: l, Candidates: m.candidates(), Reasons: map[string]int{api.WhyLabel: 1}, Keep: !m.chance(4, "an older leader")}
 	if m.chance(6, "a host that hands nothing out") {
 		c.NoHandOut = []string{m.pick(modelNodes, "no hand-out")}
 	}

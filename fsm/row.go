@@ -189,6 +189,7 @@ type VM struct {
 	Claim    *Claim   `json:"claim,omitempty"`     // what its guest is still to be given
 	Launch   *Launch  `json:"launch,omitempty"`    // what was asked, while it may have to boot elsewhere: until a node has it, or always
 	Boot     *Boot    `json:"boot,omitempty"`      // what the create order carries beyond the columns above
+	Move     string   `json:"move,omitempty"`      // how far it is on its way off a host that is drained
 	Scope    string   `json:"scope,omitempty"`     // of the operation that asked for it
 	Key      string   `json:"key,omitempty"`
 }
@@ -204,7 +205,7 @@ func (v *VM) NeedsOrder() bool {
 	if v.State == api.StateUnknown || v.State == api.StateLost {
 		return false
 	}
-	return v.State == api.StateDeleting || v.Told < v.Order
+	return v.State == api.StateDeleting || v.Move != "" || v.Told < v.Order
 }
 
 // takesMemory says that the VM uses its host's memory, or may at any moment.
@@ -224,7 +225,7 @@ func (v *VM) isDown() bool {
 func (v *VM) end(index uint64, reason string) {
 	v.Down = v.isDown()
 	v.State, v.Reason, v.Order, v.HandOver, v.Launch = api.StateDeleting, reason, index, false, nil
-	v.Claim = nil
+	v.Claim, v.Move = nil, ""
 }
 
 // isBooting says that the host is busy starting it.

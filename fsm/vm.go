@@ -199,7 +199,7 @@ func (t *tx) report(r *VMReport) {
 		t.ended(have, r)
 		return
 	}
-	if have.State == api.StateLost && !t.MayReturn(have) {
+	if have.State == api.StateLost && !t.MayReturn(have) || have.Move == MoveEnded {
 		return
 	}
 	row := *have
@@ -302,11 +302,15 @@ func (t *tx) handedOver(v *VM, ms int64) {
 }
 
 // ended removes a VM that its node no longer has. One that is being handed over stays: its node will say that it
-// cannot, and its launch goes on as a new VM rather than end unseen.
+// cannot, and its launch goes on as a new VM rather than end unseen. One that moves boots elsewhere.
 func (t *tx) ended(v *VM, r *VMReport) {
 	t.endedAt = t.now - api.Time(max(r.EndedMS, 0))
 	defer func() { t.endedAt = 0 }()
-	if v.HandOver {
+	switch {
+	case v.HandOver:
+		return
+	case v.Move != "":
+		t.movedOff(v)
 		return
 	}
 	t.putVM(v, nil)

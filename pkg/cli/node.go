@@ -194,7 +194,7 @@ func (a *app) drain() *cobra.Command {
 	var deadline durationValue
 	cmd := &cobra.Command{
 		Use: "drain NAME", Short: "Cordon a node and remove the VMs that may be removed",
-		Long: `Cordon a node and remove the VMs that may be removed: warm ones and those with a TTL. The others keep running and are
+		Long: `Cordon a node and empty it: reschedulable VMs boot elsewhere, warm ones and those with a TTL are removed. The others are
 listed as blocking; --force deletes them as well, at the deadline if there is one. Run it again to change deadline or
 force; fluxctl fleet uncordon ends the drain.`,
 		Example: `  fluxctl fleet drain studio-1 --reason "macOS update"
