@@ -10,7 +10,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
+
+	"github.com/fluxvm/fluxvm/node/process"
 )
 
 // Accelerators.
@@ -21,10 +24,18 @@ const (
 
 // host is what this host can do, found out once.
 type host struct {
-	binary  string
-	accel   string
-	sandbox bool // QEMU was built with its system call filter
+	binary string
+	accel  string
+	filter bool   // QEMU was built with its system call filter
+	drop   string // how QEMU is told to become another user; empty where it cannot
+	groups process.Groups
 }
+
+// Ways of telling QEMU to become another user once it has opened what it needs.
+const (
+	dropRunAs   = "-runas"
+	dropRunWith = "-run-with" // QEMU 9.1 and later
+)
 
 const (
 	// proofWithin is how long a guest may take over its first three instructions.
@@ -45,7 +56,11 @@ func inspect(ctx context.Context, cfg Config) (host, string, error) {
 	}
 	h := host{binary: binary, accel: cfg.Accel}
 	// Options are read in order: -version ends the program well only if -sandbox was known.
-	h.sandbox = exec.CommandContext(ctx, binary, "-sandbox", sandboxArgs, "-version").Run() == nil
+	h.filter = exec.CommandContext(ctx, binary, "-sandbox", filterArgs+keepUser, "-version").Run() == nil
+	h.drop = dropping(ctx, binary)
+	if h.groups, err = process.FindGroups(); err != nil {
+		return host{}, "", err
+	}
 	if err := ctx.Err(); err != nil {
 		return host{}, "", fmt.Errorf("asking QEMU for its version: %w", err)
 	}
@@ -64,6 +79,28 @@ func inspect(ctx context.Context, cfg Config) (host, string, error) {
 	}
 	h.accel = accelTCG
 	return h, "KVM does not work here: " + err.Error(), nil
+}
+
+// dropping is how this QEMU can become another user, which only root can let it.
+func dropping(ctx context.Context, binary string) string {
+	if os.Geteuid() != 0 {
+		return ""
+	}
+	user := process.UserOf("")
+	try := exec.CommandContext(ctx, binary, "-version") // in a container root may not have that user to give
+	try.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}}
+	if try.Run() != nil {
+		return ""
+	}
+	for how, args := range map[string][]string{
+		dropRunWith: {"-run-with", fmt.Sprintf("user=%d:%d,chroot=.", user, user), "-version"},
+		dropRunAs:   {"-runas", fmt.Sprintf("%d:%d", user, user), "-chroot", ".", "-version"},
+	} {
+		if exec.CommandContext(ctx, binary, args...).Run() == nil {
+			return how
+		}
+	}
+	return ""
 }
 
 // proveKVM is nil only when a guest has run instructions under KVM. That /dev/kvm opens, or even makes a VM, proves
@@ -149,11 +186,5 @@ func runProof(ctx context.Context, binary string, processor []string, firmware [
 	case ctx.Err() != nil:
 		return fmt.Errorf("a guest ran no instruction within %s", within)
 	}
-	return fmt.Errorf("a guest ran no instruction: QEMU %s: %s", cmd.ProcessState, lastLine(said.String()))
-}
-
-// lastLine is the last line of the text that is not blank.
-func lastLine(text string) string {
-	text = strings.TrimSpace(text)
-	return strings.TrimSpace(text[strings.LastIndexByte(text, '\n')+1:])
+	return fmt.Errorf("a guest ran no instruction: QEMU %s: %s", cmd.ProcessState, process.LastLine(said.String()))
 }

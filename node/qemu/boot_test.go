@@ -21,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/fluxvm/fluxvm/node/machine"
+	"github.com/fluxvm/fluxvm/node/process"
 	"github.com/fluxvm/fluxvm/pkg/api"
 )
 
@@ -49,11 +50,11 @@ func daemon(described string) error {
 	if err := json.Unmarshal([]byte(described), &start); err != nil {
 		return err
 	}
-	d, err := New(Config{})
+	e, err := New(Config{})
 	if err != nil {
 		return err
 	}
-	if _, err := d.Start(context.Background(), start.Spec, start.Dir); err != nil {
+	if _, err := e.FluxVM().Start(context.Background(), start.Spec, start.Dir); err != nil {
 		return err
 	}
 	fmt.Println("started")
@@ -83,13 +84,18 @@ func testImage(t testing.TB) string {
 	return path
 }
 
-func testDriver(t testing.TB) *Driver {
+func testDriver(t testing.TB) *FluxVM {
 	t.Helper()
-	d, err := New(Config{Logger: hclog.New(&hclog.LoggerOptions{Output: testLog{t}, Level: hclog.Debug})})
+	return testEngine(t).FluxVM()
+}
+
+func testEngine(t testing.TB) *Engine {
+	t.Helper()
+	e, err := New(Config{Logger: hclog.New(&hclog.LoggerOptions{Output: testLog{t}, Level: hclog.Debug})})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return d
+	return e
 }
 
 type testLog struct{ t testing.TB }
@@ -108,7 +114,7 @@ func testSpec(image string) machine.Spec {
 }
 
 // started boots the machine and sees to its end, whatever the test makes of it.
-func started(t testing.TB, d *Driver, spec machine.Spec, dir string) machine.Machine {
+func started(t testing.TB, d machine.Driver, spec machine.Spec, dir string) machine.Machine {
 	t.Helper()
 	m, err := d.Start(within(t), spec, dir)
 	if err != nil {
@@ -236,7 +242,7 @@ func TestGuestLivesThroughItsWholeLife(t *testing.T) {
 	if err := m.Err(); err != nil {
 		t.Errorf("after a clean stop: %v", err)
 	}
-	if _, err := startTime(pid); err == nil {
+	if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); err == nil {
 		t.Errorf("process %d is still there", pid)
 	}
 	if console, err := m.Console(1 << 20); err != nil || !strings.Contains(string(console), "Power down") {
@@ -314,10 +320,10 @@ func TestGuestThatEndsWhileNoDaemonRunsLeavesItsLastWords(t *testing.T) {
 		}
 		m.Release()
 	}
-	if console := tail(filepath.Join(dir, consoleFile), consoleKeep); !strings.Contains(console, "my last words") {
-		t.Errorf("the console ends with %q", lastLine(console))
+	if console := process.Tail(filepath.Join(dir, consoleFile), consoleKeep); !strings.Contains(console, "my last words") {
+		t.Errorf("the console ends with %q", process.LastLine(console))
 	}
-	if _, err := startTime(pid); err == nil {
+	if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); err == nil {
 		t.Errorf("process %d is still there", pid)
 	}
 }

@@ -16,7 +16,7 @@ const (
 )
 
 // Check refuses, with the field's name, what a micro-VM cannot be.
-func (d *Driver) Check(spec machine.Spec) error {
+func (d *FluxVM) Check(spec machine.Spec) error {
 	if spec.GuestOS != "" && spec.GuestOS != api.GuestLinux {
 		return api.Invalid("guest_os", "flux-vm runs linux guests; %s needs the vz backend on a Mac", spec.GuestOS)
 	}
@@ -45,22 +45,22 @@ func (d *Driver) Check(spec machine.Spec) error {
 	if spec.VCPUs > mostVCPUs {
 		return api.Invalid("vcpus", "vcpus must be at most %d for flux-vm", mostVCPUs)
 	}
-	if err := checkNetwork(spec.Network); err != nil {
+	if err := checkNetwork(api.BackendFluxVM, spec.Network); err != nil {
 		return err
 	}
 	_, err := openImage(spec.Image)
 	return err
 }
 
-func checkNetwork(n *api.Network) error {
+func checkNetwork(backend string, n *api.Network) error {
 	if n == nil {
 		return nil
 	}
 	if n.Mode != "" && n.Mode != "nat" && n.Mode != "none" {
-		return api.Invalid("network.mode", "network.mode must be nat or none for flux-vm, not %s", n.Mode)
+		return api.Invalid("network.mode", "network.mode must be nat or none for %s, not %s", backend, n.Mode)
 	}
 	if n.Bridge != "" {
-		return api.Invalid("network.bridge", "flux-vm joins no bridge; leave network.bridge out")
+		return api.Invalid("network.bridge", "%s joins no bridge; leave network.bridge out", backend)
 	}
 	if n.Mode == "none" && len(n.Forwards) > 0 {
 		return api.Invalid("network.forwards", "network.forwards need network.mode nat")

@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"github.com/fluxvm/fluxvm/node/machine"
+	"github.com/fluxvm/fluxvm/node/process"
 )
 
 const (
@@ -67,16 +68,16 @@ func (c *console) append(raw []byte) error {
 	if info.Size() <= 2*consoleKeep {
 		return nil
 	}
-	if err := os.WriteFile(c.path+".new", []byte(tail(c.path, consoleKeep)), 0o600); err != nil {
+	if err := os.WriteFile(c.path+".new", []byte(process.Tail(c.path, consoleKeep)), 0o600); err != nil {
 		return err
 	}
 	return os.Rename(c.path+".new", c.path)
 }
 
 // LastConsole is what the guest of a machine that has ended wrote last, and what QEMU said where that is all there is.
-func (d *Driver) LastConsole(_ machine.Spec, dir string, limit int) ([]byte, error) {
-	text := tail(filepath.Join(dir, consoleFile), int64(limit))
-	if said := tail(filepath.Join(dir, logFile), logTail); text == "" && said != "" {
+func (e *Engine) LastConsole(_ machine.Spec, dir string, limit int) ([]byte, error) {
+	text := process.Tail(filepath.Join(dir, consoleFile), int64(limit))
+	if said := process.Tail(filepath.Join(dir, logFile), logTail); text == "" && said != "" {
 		text = "QEMU: " + said
 	}
 	return []byte(text), nil

@@ -86,7 +86,7 @@ func saved(t testing.TB, m machine.Machine, halt bool) string {
 }
 
 // restored starts a machine from a copy of a saved state.
-func restored(t testing.TB, d *Driver, spec machine.Spec, from string) machine.Machine {
+func restored(t testing.TB, d *FluxVM, spec machine.Spec, from string) machine.Machine {
 	t.Helper()
 	dir, copied := t.TempDir(), t.TempDir()
 	if err := d.CopySaved(from, copied); err != nil {
@@ -251,7 +251,7 @@ func BenchmarkGuest(b *testing.B) {
 	image := testImage(b)
 	spec := testSpec(image)
 	spec.MemoryMiB = 256
-	measure := func(name string, start func(b *testing.B, d *Driver) machine.Machine) {
+	measure := func(name string, start func(b *testing.B, d *FluxVM) machine.Machine) {
 		b.Run(name, func(b *testing.B) {
 			d := testDriver(b)
 			var all []machine.Machine
@@ -267,7 +267,7 @@ func BenchmarkGuest(b *testing.B) {
 			b.ReportMetric(float64(total)/float64(len(all)), "PSS-MiB/VM")
 		})
 	}
-	measure("Boot", func(b *testing.B, d *Driver) machine.Machine { return started(b, d, spec2(spec), b.TempDir()) })
+	measure("Boot", func(b *testing.B, d *FluxVM) machine.Machine { return started(b, d, spec2(spec), b.TempDir()) })
 	from := b.TempDir()
 	d := testDriver(b)
 	m := started(b, d, spec2(spec), b.TempDir())
@@ -275,5 +275,5 @@ func BenchmarkGuest(b *testing.B) {
 	if err := m.(machine.Saver).Save(within(b), from, false); err != nil {
 		b.Fatal(err)
 	}
-	measure("Copy", func(b *testing.B, d *Driver) machine.Machine { return restored(b, d, spec2(spec), from) })
+	measure("Copy", func(b *testing.B, d *FluxVM) machine.Machine { return restored(b, d, spec2(spec), from) })
 }

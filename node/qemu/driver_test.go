@@ -16,13 +16,17 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fluxvm/fluxvm/node/machine"
+	"github.com/fluxvm/fluxvm/node/process"
 	"github.com/fluxvm/fluxvm/pkg/api"
 )
 
 // The contract, held at compile time.
 var (
-	_ machine.Driver  = (*Driver)(nil)
-	_ machine.Machine = (*vm)(nil)
+	_ machine.Driver   = (*FluxVM)(nil)
+	_ machine.Driver   = (*Whole)(nil)
+	_ machine.Restorer = (*FluxVM)(nil)
+	_ machine.Saver    = (*microVM)(nil)
+	_ machine.Machine  = (*vm)(nil)
 )
 
 // imageDir is an image of the named files, good enough for whatever does not boot it.
@@ -131,7 +135,7 @@ func TestArgumentsFollowTheRequest(t *testing.T) {
 		}
 		return false
 	}
-	plain := arguments(host{accel: accelTCG, sandbox: true}, Config{TranslationMiB: 32}, image{kernel: "/images/tiny/vmlinuz", cmdline: "debug"}, spec, memory{})
+	plain := testDriver(t).arguments(host{accel: accelTCG, filter: true}, image{kernel: "/images/tiny/vmlinuz", cmdline: "debug"}, spec, memory{})
 	for flag, value := range map[string]string{
 		"-uuid": spec.ID, "-accel": "tb-size=32", "-cpu": "max", "-smp": "1", "-m": "160M", "-sandbox": "spawn=deny",
 		"-append": "fluxvm.hostname=tiny-1 debug", "-device": "virtio-balloon-pci", "-serial": "chardev:con0",
@@ -145,7 +149,7 @@ func TestArgumentsFollowTheRequest(t *testing.T) {
 	}
 	spec.VCPUs, spec.DiskSizeGiB = 4, 10
 	spec.Network = &api.Network{Mode: "nat", Forwards: []api.PortForward{{HostPort: 8080, GuestPort: 80}}}
-	full := arguments(host{accel: accelKVM}, Config{}, image{}, spec, memory{})
+	full := testDriver(t).arguments(host{accel: accelKVM}, image{}, spec, memory{})
 	for flag, value := range map[string]string{
 		"-accel": "kvm", "-cpu": "host", "-smp": "4", "-drive": "file=disk.raw",
 		"-netdev": "user,id=net0,restrict=on,hostfwd=tcp:127.0.0.1:8080-:80", "-device": "virtio-net-pci",
@@ -157,7 +161,11 @@ func TestArgumentsFollowTheRequest(t *testing.T) {
 	if slices.Contains(full, "-sandbox") {
 		t.Errorf("a system call filter that this QEMU lacks in %q", full)
 	}
-	if open := arguments(host{}, Config{OpenNetwork: true}, image{}, spec, memory{}); has(open, "-netdev", "restrict") {
+	open, err := New(Config{OpenNetwork: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if open := open.FluxVM().arguments(host{}, image{}, spec, memory{}); has(open, "-netdev", "restrict") {
 		t.Errorf("a restricted network in %q", open)
 	}
 }
@@ -220,6 +228,20 @@ func TestStartOfWhatCannotRunLeavesNoProcessAndSaysWhy(t *testing.T) {
 	}
 }
 
+// found is the process that runs the machine, 0 without one.
+func found(t *testing.T, dir, id string) int {
+	t.Helper()
+	p, err := process.Find(markOf(id, dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p == nil {
+		return 0
+	}
+	p.Close()
+	return p.PID
+}
+
 func TestConsoleFileStaysBounded(t *testing.T) {
 	c := console{path: filepath.Join(t.TempDir(), consoleFile)}
 	line := strings.Repeat("x", 99) + "\n"
@@ -238,7 +260,7 @@ func TestConsoleFileStaysBounded(t *testing.T) {
 	if info.Size() > 2*consoleKeep {
 		t.Errorf("it has %d bytes, want %d at most", info.Size(), 2*consoleKeep)
 	}
-	if diff := cmp.Diff("x\nthe end\n", tail(c.path, 10)); diff != "" {
+	if diff := cmp.Diff("x\nthe end\n", process.Tail(c.path, 10)); diff != "" {
 		t.Errorf("its end (-want +got):\n%s", diff)
 	}
 }

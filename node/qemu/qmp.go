@@ -9,8 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -105,13 +108,22 @@ func (q *qmp) close() {
 
 // execute runs one command; into may be nil. An answer that comes after the deadline is dropped.
 func (q *qmp) execute(ctx context.Context, command string, arguments, into any) error {
-	if err := q.roundTrip(ctx, command, arguments, into); err != nil {
+	return q.executeWith(ctx, command, arguments, into, nil)
+}
+
+// hand gives QEMU an open file under a name, for a later command to name.
+func (q *qmp) hand(ctx context.Context, name string, file *os.File) error {
+	return q.executeWith(ctx, "getfd", map[string]any{"fdname": name}, nil, file)
+}
+
+func (q *qmp) executeWith(ctx context.Context, command string, arguments, into any, file *os.File) error {
+	if err := q.roundTrip(ctx, command, arguments, into, file); err != nil {
 		return fmt.Errorf("%s: %w", command, err)
 	}
 	return nil
 }
 
-func (q *qmp) roundTrip(ctx context.Context, command string, arguments, into any) error {
+func (q *qmp) roundTrip(ctx context.Context, command string, arguments, into any, file *os.File) error {
 	ctx, cancel := context.WithTimeout(ctx, q.timeout)
 	defer cancel()
 	answer := make(chan qmpMessage, 1)
@@ -129,7 +141,7 @@ func (q *qmp) roundTrip(ctx context.Context, command string, arguments, into any
 		delete(q.calls, id)
 		q.mu.Unlock()
 	}()
-	if err := q.write(ctx, qmpCommand{Execute: command, Arguments: arguments, ID: id}); err != nil {
+	if err := q.write(ctx, qmpCommand{Execute: command, Arguments: arguments, ID: id}, file); err != nil {
 		return err
 	}
 	select {
@@ -151,8 +163,8 @@ func (q *qmp) roundTrip(ctx context.Context, command string, arguments, into any
 	}
 }
 
-// write sends one line. Half a line would spoil all that follows, so then the connection is given up.
-func (q *qmp) write(ctx context.Context, c qmpCommand) error {
+// write sends one line, and a file with it where there is one. Half a line would spoil all that follows, so then the connection is given up.
+func (q *qmp) write(ctx context.Context, c qmpCommand, file *os.File) error {
 	raw, err := json.Marshal(c)
 	if err != nil {
 		return err
@@ -166,7 +178,19 @@ func (q *qmp) write(ctx context.Context, c qmpCommand) error {
 	if err := q.conn.SetWriteDeadline(deadline); err != nil {
 		return errQMPClosed
 	}
-	if _, err := q.conn.Write(append(raw, '\n')); err != nil {
+	raw = append(raw, '\n')
+	sent := 0
+	if file != nil {
+		conn, ok := q.conn.(*net.UnixConn)
+		if !ok {
+			return errors.New("files can be handed over a unix socket only")
+		}
+		if sent, _, err = conn.WriteMsgUnix(raw, unix.UnixRights(int(file.Fd())), nil); err != nil {
+			_ = q.conn.Close()
+			return fmt.Errorf("%w: %v", errQMPClosed, err)
+		}
+	}
+	if _, err := q.conn.Write(raw[sent:]); err != nil {
 		_ = q.conn.Close()
 		return fmt.Errorf("%w: %v", errQMPClosed, err)
 	}

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -18,9 +17,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fluxvm/fluxvm/node/machine"
+	"github.com/fluxvm/fluxvm/node/process"
 )
 
 const (
+	ramFile   = "ram"   // of a saved state: the guest's memory
+	stateFile = "state" // and all the rest of it
+
+	// stateHandle is the name under which QEMU is handed what a state goes to or comes from.
+	stateHandle = "state"
+
 	// ignoreShared leaves memory that is in a file out of a saved state: it is in the file.
 	ignoreShared = "x-ignore-shared"
 
@@ -42,7 +48,7 @@ func runStatus(ctx context.Context, monitor *qmp) (string, error) {
 
 // Save writes the machine down. Its memory goes to a second QEMU whose memory is the file; that one then writes the
 // state of the devices. So any machine can be saved, wherever its own memory lies, and the file is exact.
-func (m *vm) Save(ctx context.Context, to string, halt bool) (err error) {
+func (m *microVM) Save(ctx context.Context, to string, halt bool) (err error) {
 	m.turning.Lock()
 	defer m.turning.Unlock()
 	scribe, err := m.driver.newScribe(ctx, m.spec, to)
@@ -61,11 +67,7 @@ func (m *vm) Save(ctx context.Context, to string, halt bool) (err error) {
 }
 
 // saveTo halts the machine, hands its memory to the scribe and copies its disk.
-func (m *vm) saveTo(ctx context.Context, scribe *scribe, to string, halt bool) (err error) {
-	socket, err := filepath.Rel(m.dir, filepath.Join(to, incomingSocket))
-	if err != nil || len(socket) > 100 {
-		return fmt.Errorf("%s is too far from the VM's directory to be reached", to)
-	}
+func (m *microVM) saveTo(ctx context.Context, scribe *scribe, to string, halt bool) (err error) {
 	m.mu.Lock()
 	was := m.state
 	m.mu.Unlock()
@@ -89,7 +91,7 @@ func (m *vm) saveTo(ctx context.Context, scribe *scribe, to string, halt bool) (
 			err = errors.Join(err, m.turnNow(on, "cont", stateRunning))
 		}()
 	}
-	if err := migrate(ctx, m.monitor, "unix:"+socket, false); err != nil {
+	if err := migrate(ctx, m.monitor, scribe.in, false); err != nil {
 		return err
 	}
 	if err := awaitStatus(ctx, scribe.monitor, "paused"); err != nil {
@@ -101,15 +103,18 @@ func (m *vm) saveTo(ctx context.Context, scribe *scribe, to string, halt bool) (
 	return nil
 }
 
-// migrate sends the machine's state to the address and waits until it is there.
-func migrate(ctx context.Context, monitor *qmp, uri string, skipShared bool) error {
+// migrate sends the machine's state to the open file, or socket, and waits until it is there.
+func migrate(ctx context.Context, monitor *qmp, to *os.File, skipShared bool) error {
 	if err := skipMemory(ctx, monitor, skipShared); err != nil {
 		return err
 	}
 	if err := monitor.execute(ctx, "migrate-set-parameters", map[string]any{"max-bandwidth": int64(fullSpeed)}, nil); err != nil {
 		return err
 	}
-	if err := monitor.execute(ctx, "migrate", map[string]any{"uri": uri}, nil); err != nil {
+	if err := monitor.hand(ctx, stateHandle, to); err != nil {
+		return err
+	}
+	if err := monitor.execute(ctx, "migrate", map[string]any{"uri": "fd:" + stateHandle}, nil); err != nil {
 		return err
 	}
 	tick := time.NewTicker(statusPoll)
@@ -160,14 +165,23 @@ func awaitStatus(ctx context.Context, monitor *qmp, want string) error {
 	}
 }
 
+// receive makes QEMU take the state of a machine from the open file or socket.
+func receive(ctx context.Context, monitor *qmp, from *os.File) error {
+	if err := monitor.hand(ctx, stateHandle, from); err != nil {
+		return err
+	}
+	return monitor.execute(ctx, "migrate-incoming", map[string]any{"uri": "fd:" + stateHandle}, nil)
+}
+
 // scribe is a QEMU that never runs its guest: what it is handed it writes to files.
 type scribe struct {
-	proc    *process
+	proc    *process.Process
 	monitor *qmp
+	in      *os.File // where it takes a machine's state from, the other end of the pair
 	dir     string
 }
 
-func (d *Driver) newScribe(ctx context.Context, spec machine.Spec, dir string) (*scribe, error) {
+func (d *FluxVM) newScribe(ctx context.Context, spec machine.Spec, dir string) (*scribe, error) {
 	img, err := openImage(spec.Image)
 	if err != nil {
 		return nil, err
@@ -182,14 +196,22 @@ func (d *Driver) newScribe(ctx context.Context, spec machine.Spec, dir string) (
 		}
 	}
 	spec.Network = spec.Network.WithoutForwards() // they are the original's
-	proc, err := launch(h.binary, arguments(h, d.cfg, img, spec, memory{file: ramFile, shared: true}), dir, false)
+	if err := h.handOver(spec.ID, dir); err != nil {
+		return nil, err
+	}
+	ours, its, err := socketPair()
 	if err != nil {
 		return nil, err
 	}
-	s := &scribe{proc: proc, dir: dir}
+	defer its.Close()
+	proc, err := launch(h.binary, d.arguments(h, img, spec, memory{file: ramFile, shared: true}), dir, false)
+	if err != nil {
+		return nil, errors.Join(err, ours.Close())
+	}
+	s := &scribe{proc: proc, in: ours, dir: dir}
 	s.monitor, err = openMonitor(ctx, dir, proc, func(qmpEvent) {})
 	if err == nil {
-		err = s.monitor.execute(ctx, "migrate-incoming", map[string]any{"uri": "unix:" + incomingSocket}, nil)
+		err = receive(ctx, s.monitor, its)
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.end())
@@ -197,39 +219,25 @@ func (d *Driver) newScribe(ctx context.Context, spec machine.Spec, dir string) (
 	return s, nil
 }
 
+// socketPair are the two ends of a stream from one QEMU to another.
+func socketPair() (a, b *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("making a pair of sockets: %w", err)
+	}
+	return os.NewFile(uintptr(fds[0]), "out"), os.NewFile(uintptr(fds[1]), "in"), nil
+}
+
 // write keeps the state of the devices beside the memory.
 func (s *scribe) write(ctx context.Context, dir string) error {
-	listener, err := listenIn(dir, stateSocket)
+	f, err := os.OpenFile(filepath.Join(dir, stateFile), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return fmt.Errorf("saving a VM: %w", err)
 	}
-	defer listener.Close()
-	stop := context.AfterFunc(ctx, func() { _ = listener.Close() })
-	defer stop()
-	kept := make(chan error, 1)
-	go func() { kept <- keepStream(listener, filepath.Join(dir, stateFile)) }()
-	err = migrate(ctx, s.monitor, "unix:"+stateSocket, true)
-	if err != nil {
-		_ = listener.Close()
-	}
-	if err = errors.Join(err, <-kept); err != nil {
+	if err := errors.Join(migrate(ctx, s.monitor, f, true), f.Close()); err != nil {
 		return fmt.Errorf("saving a VM: %w", err)
 	}
 	return nil
-}
-
-func keepStream(listener net.Listener, path string) error {
-	conn, err := listener.Accept()
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(f, conn)
-	return errors.Join(err, f.Close())
 }
 
 // end leaves only the files of the saved state.
@@ -237,13 +245,9 @@ func (s *scribe) end() error {
 	if s.monitor != nil {
 		s.monitor.close()
 	}
-	err := s.proc.kill()
-	if err == nil && !endWithin(s.proc, killWithin) {
-		err = fmt.Errorf("process %d does not end", s.proc.pid)
-	}
-	_ = s.proc.collect()
-	s.proc.close()
-	for _, name := range []string{pidFile, logFile, monitorSocket, agentSocket, incomingSocket, stateSocket} {
+	err := errors.Join(s.in.Close(), s.proc.End())
+	s.proc.Close()
+	for _, name := range []string{pidFile, logFile, monitorSocket, agentSocket} {
 		if gone := os.Remove(filepath.Join(s.dir, name)); gone != nil && !errors.Is(gone, fs.ErrNotExist) {
 			err = errors.Join(err, gone)
 		}
@@ -252,15 +256,15 @@ func (s *scribe) end() error {
 }
 
 // Restore starts a machine from a saved state.
-func (d *Driver) Restore(ctx context.Context, spec machine.Spec, dir, saved string) (machine.Machine, error) {
+func (d *FluxVM) Restore(ctx context.Context, spec machine.Spec, dir, saved string) (machine.Machine, error) {
 	m, err := d.restore(ctx, spec, dir, saved)
 	if err != nil {
 		return nil, fmt.Errorf("restoring a VM: %w", err)
 	}
-	return m, nil
+	return &microVM{m, d}, nil
 }
 
-func (d *Driver) restore(ctx context.Context, spec machine.Spec, dir, saved string) (*vm, error) {
+func (d *FluxVM) restore(ctx context.Context, spec machine.Spec, dir, saved string) (*vm, error) {
 	img, err := openImage(spec.Image)
 	if err != nil {
 		return nil, err
@@ -285,13 +289,12 @@ func (d *Driver) restore(ctx context.Context, spec machine.Spec, dir, saved stri
 		return nil, err
 	}
 	mem := memory{file: ram, eager: os.Getenv(EagerRestoreEnv) == "1"}
-	m, err := d.boot(ctx, h, arguments(h, d.cfg, img, spec, mem), spec, dir, func(ctx context.Context, monitor *qmp) error {
-		return feed(ctx, monitor, dir, filepath.Join(saved, stateFile))
+	m, err := d.boot(ctx, h, d.arguments(h, img, spec, mem), spec, dir, func(ctx context.Context, monitor *qmp) error {
+		return feed(ctx, monitor, filepath.Join(saved, stateFile))
 	})
 	if err != nil {
 		return nil, err
 	}
-	_ = os.Remove(filepath.Join(dir, incomingSocket))
 	// A launch begins with the balloon deflated, whatever the original's was.
 	if err := m.SetBalloon(ctx, 0); err != nil {
 		return nil, errors.Join(err, m.Stop(ctx, true))
@@ -300,27 +303,16 @@ func (d *Driver) restore(ctx context.Context, spec machine.Spec, dir, saved stri
 }
 
 // feed hands the saved state of the devices to a QEMU that waits for it, and lets the guest go on.
-func feed(ctx context.Context, monitor *qmp, dir, state string) error {
-	if err := skipMemory(ctx, monitor, true); err != nil {
-		return err
-	}
-	if err := monitor.execute(ctx, "migrate-incoming", map[string]any{"uri": "unix:" + incomingSocket}, nil); err != nil {
-		return err
-	}
-	conn, err := dialIn(ctx, dir, incomingSocket)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
+func feed(ctx context.Context, monitor *qmp, state string) error {
 	f, err := os.Open(state)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if _, err := io.Copy(conn, f); err != nil {
-		return fmt.Errorf("handing the saved state over: %w", err)
+	if err := skipMemory(ctx, monitor, true); err != nil {
+		return err
 	}
-	if err := conn.Close(); err != nil {
+	if err := receive(ctx, monitor, f); err != nil {
 		return err
 	}
 	if err := awaitStatus(ctx, monitor, "paused"); err != nil {
@@ -330,7 +322,7 @@ func feed(ctx context.Context, monitor *qmp, dir, state string) error {
 }
 
 // CopySaved shares the memory, which nobody writes any more, and copies the rest.
-func (d *Driver) CopySaved(from, to string) error {
+func (d *FluxVM) CopySaved(from, to string) error {
 	err := os.Link(filepath.Join(from, ramFile), filepath.Join(to, ramFile))
 	if errors.Is(err, unix.EXDEV) || errors.Is(err, unix.EMLINK) || errors.Is(err, unix.EPERM) {
 		err = copyFile(filepath.Join(from, ramFile), filepath.Join(to, ramFile))
@@ -394,7 +386,7 @@ func copyData(out, in *os.File, size int64) error {
 
 // Template is what a guest can tell of its machine right after the boot: the image's files, the size, the devices,
 // and what runs it.
-func (d *Driver) Template(spec machine.Spec) string {
+func (d *FluxVM) Template(spec machine.Spec) string {
 	img, err := openImage(spec.Image)
 	if err != nil {
 		return ""
@@ -414,14 +406,6 @@ func (d *Driver) Template(spec machine.Spec) string {
 		fmt.Fprintf(sum, "%s %d %d\n", path, info.Size(), info.ModTime().UnixNano())
 	}
 	fmt.Fprintf(sum, "%q %s %d %d %d %d %t %t", img.cmdline, h.accel, d.cfg.TranslationMiB, max(1, spec.VCPUs), spec.MemoryMiB, spec.DiskSizeGiB,
-		userNetwork(d.cfg, spec) != "", d.cfg.OpenNetwork)
+		d.network(spec) != "", d.cfg.OpenNetwork)
 	return hex.EncodeToString(sum.Sum(nil)[:12])
-}
-
-// Renew passes a new identity to the guest's agent, with randomness of the host's and the time.
-func (m *vm) Renew(ctx context.Context, who machine.Identity) error {
-	if err := m.awake(); err != nil {
-		return err
-	}
-	return m.agent.renew(ctx, who, pingWithin)
 }

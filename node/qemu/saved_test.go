@@ -95,10 +95,7 @@ func TestACopyKeepsHolesAndContent(t *testing.T) {
 }
 
 func TestASavedStateSharesItsMemoryWithItsCopies(t *testing.T) {
-	d, err := New(Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := testDriver(t)
 	from, to := t.TempDir(), t.TempDir()
 	for _, name := range []string{ramFile, stateFile, diskFile} {
 		if err := os.WriteFile(filepath.Join(from, name), []byte(name), 0o600); err != nil {
@@ -127,10 +124,11 @@ func TestATemplateIsForOneKindOfMachine(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	d, err := New(Config{Binary: "/bin/sh"})
+	e, err := New(Config{Binary: "/bin/sh"})
 	if err != nil {
 		t.Fatal(err)
 	}
+	d := e.FluxVM()
 	spec := testSpec(dir)
 	if got := d.Template(spec); got != "" {
 		t.Errorf("before the host was looked at: got %q", got)
@@ -174,7 +172,7 @@ func TestARestoredMachineHasItsMemoryInTheFileForItselfAlone(t *testing.T) {
 		"mem-path=ram,share=on":                    {file: "ram", shared: true},
 	} {
 		got := strings.Join(m.arguments(256), " ")
-		if !strings.Contains(got, want+" ") || !strings.Contains(got, "size=256M") || !strings.Contains(got, "-S -incoming defer") {
+		if !strings.Contains(got, want+" ") || !strings.Contains(got, "size=256M") || !strings.Contains(got, "-incoming defer") {
 			t.Errorf("got %q, want %q in it", got, want)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/fluxvm/fluxvm/node/machine"
+	"github.com/fluxvm/fluxvm/node/process"
 	"github.com/fluxvm/fluxvm/pkg/api"
 )
 
@@ -49,15 +50,15 @@ const (
 	stateEnded // the guest has ended and QEMU holds it
 )
 
-// vm is one running micro-VM.
+// vm is one running VM of either driver.
 type vm struct {
-	driver  *Driver
 	spec    machine.Spec
+	balloon balloonDevice
 	log     hclog.Logger
 	dir     string
-	proc    *process
+	proc    *process.Process
 	monitor *qmp
-	agent   agentLink
+	agent   process.Agent
 	console console
 	noAgent bool
 
@@ -78,12 +79,12 @@ type vm struct {
 
 // attach connects to the process's monitor and begins to watch it. It neither ends nor closes proc on failure. feed,
 // where there is one, hands a saved state over first.
-func (d *Driver) attach(ctx context.Context, spec machine.Spec, dir string, proc *process, feed func(context.Context, *qmp) error) (*vm, error) {
+func (e *Engine) attach(ctx context.Context, spec machine.Spec, dir string, proc *process.Process, feed func(context.Context, *qmp) error) (*vm, error) {
 	ctx, cancel := context.WithTimeout(ctx, openWithin)
 	defer cancel()
 	m := &vm{
-		driver: d, spec: spec, log: d.log.With("vm", spec.ID, "pid", proc.pid), dir: dir, proc: proc,
-		agent: agentLink{dir: dir}, console: console{path: filepath.Join(dir, consoleFile)}, noAgent: spec.NoAgent,
+		spec: spec, balloon: balloonOf(spec), log: e.log.With("vm", spec.ID, "pid", proc.PID), dir: dir, proc: proc,
+		agent: process.Agent{Dir: dir, Socket: agentSocket}, console: console{path: filepath.Join(dir, consoleFile)}, noAgent: spec.NoAgent,
 		shutdown: make(chan string, 1), released: make(chan struct{}), done: make(chan struct{}),
 	}
 	var err error
@@ -96,6 +97,11 @@ func (d *Driver) attach(ctx context.Context, spec machine.Spec, dir string, proc
 	}
 	if err == nil {
 		status, err = runStatus(ctx, m.monitor)
+	}
+	if err == nil && status == "prelaunch" { // it has let go of root, and waits for the word
+		if err = m.monitor.execute(ctx, "cont", nil, nil); err == nil {
+			status = "running"
+		}
 	}
 	if err != nil {
 		m.monitor.close()
@@ -114,17 +120,17 @@ func (d *Driver) attach(ctx context.Context, spec machine.Spec, dir string, proc
 }
 
 // openMonitor dials until QEMU listens, which it does a moment after its start.
-func openMonitor(ctx context.Context, dir string, proc *process, event func(qmpEvent)) (*qmp, error) {
+func openMonitor(ctx context.Context, dir string, proc *process.Process, event func(qmpEvent)) (*qmp, error) {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		conn, err := dialIn(ctx, dir, monitorSocket)
+		conn, err := process.DialIn(ctx, dir, monitorSocket)
 		if err == nil {
 			return openQMP(ctx, conn, qmpTimeout, event)
 		}
 		select {
 		case <-tick.C:
-		case <-proc.ended:
+		case <-proc.Ended:
 			return nil, errors.New("QEMU ended before its guest ran")
 		case <-ctx.Done():
 			return nil, errors.Join(err, ctx.Err())
@@ -151,18 +157,18 @@ func (m *vm) watch() {
 	select {
 	case <-m.released:
 		return
-	case <-m.proc.ended:
+	case <-m.proc.Ended:
 		select {
 		case why = <-m.shutdown:
 		default:
 		}
 	case why = <-m.shutdown:
 		m.lastWords()
-		if err := m.proc.kill(); err != nil {
+		if err := m.proc.Kill(); err != nil {
 			m.log.Error("QEMU cannot be ended after its guest", "error", err)
 		}
 		select {
-		case <-m.proc.ended:
+		case <-m.proc.Ended:
 		case <-m.released:
 			return
 		}
@@ -180,10 +186,15 @@ func (m *vm) lastWords() {
 }
 
 func (m *vm) conclude(why string) {
-	how := m.proc.collect()
+	how := m.proc.Collect()
 	m.monitor.close()
-	m.agent.close()
-	m.proc.close()
+	m.agent.Close()
+	m.proc.Close()
+	if group, err := process.OpenGroup(filepath.Join(m.dir, groupFile)); err == nil {
+		if err := group.Remove(filepath.Join(m.dir, groupFile)); err != nil {
+			m.log.Warn("the VM's control group stays", "error", err)
+		}
+	}
 	m.mu.Lock()
 	if !m.stopping {
 		m.err = m.reason(why, how)
@@ -198,7 +209,7 @@ func (m *vm) reason(why, how string) error {
 	if why == "guest-shutdown" {
 		return nil
 	}
-	console := tail(m.console.path, logTail)
+	console := process.Tail(m.console.path, logTail)
 	if _, panic, found := strings.Cut(console, "Kernel panic - "); found && why != "" {
 		first, _, _ := strings.Cut(panic, "\n")
 		return fmt.Errorf("the guest's kernel panicked: %s", strings.TrimSpace(first))
@@ -207,16 +218,16 @@ func (m *vm) reason(why, how string) error {
 	case why == "guest-reset":
 		return errors.New("the guest restarted itself, which ends a flux-vm VM")
 	case why == endedUnseen:
-		return fmt.Errorf("the guest ended at once; the console ends with %q", lastLine(console))
+		return fmt.Errorf("the guest ended at once; the console ends with %q", process.LastLine(console))
 	case why != "":
 		return fmt.Errorf("the guest ended: %s", why)
 	case how == "":
 		how = "ended"
 	}
-	if said := lastLine(tail(filepath.Join(m.dir, logFile), logTail)); said != "" {
+	if said := process.LastLine(process.Tail(filepath.Join(m.dir, logFile), logTail)); said != "" {
 		return fmt.Errorf("QEMU %s: %s", how, said)
 	}
-	return fmt.Errorf("QEMU %s; the console ends with %q", how, lastLine(console))
+	return fmt.Errorf("QEMU %s; the console ends with %q", how, process.LastLine(console))
 }
 
 // Done is closed when the machine has ended; never after Release.
@@ -238,7 +249,7 @@ func (m *vm) PID() int {
 	case <-m.done:
 		return 0
 	default:
-		return m.proc.pid
+		return m.proc.PID
 	}
 }
 
@@ -247,7 +258,7 @@ func (m *vm) Ping(ctx context.Context) error {
 	if err := m.awake(); err != nil {
 		return err
 	}
-	return m.agent.ping(ctx, pingWithin)
+	return m.agent.Ping(ctx)
 }
 
 // Exec runs a command in the guest.
@@ -255,18 +266,26 @@ func (m *vm) Exec(ctx context.Context, req api.ExecRequest) (api.ExecAnswer, err
 	if err := m.awake(); err != nil {
 		return api.ExecAnswer{}, err
 	}
-	return m.agent.exec(ctx, req)
+	return m.agent.Exec(ctx, req)
 }
 
 // CanClaim says whether the agent that last answered takes claims.
-func (m *vm) CanClaim() bool { return m.agent.canClaim() }
+func (m *vm) CanClaim() bool { return m.agent.CanClaim() }
 
 // Claim gives the guest its claim.
 func (m *vm) Claim(ctx context.Context, claim api.GuestClaim) error {
 	if err := m.awake(); err != nil {
 		return err
 	}
-	return m.agent.claim(ctx, claim)
+	return m.agent.Claim(ctx, claim)
+}
+
+// Renew gives the guest what a saved state makes stale.
+func (m *vm) Renew(ctx context.Context, who machine.Identity) error {
+	if err := m.awake(); err != nil {
+		return err
+	}
+	return m.agent.Renew(ctx, who)
 }
 
 // awake refuses at once what a halted guest could only time out on.
@@ -334,7 +353,7 @@ func (m *vm) Console(limit int) ([]byte, error) {
 	}
 	m.console.mu.Lock()
 	defer m.console.mu.Unlock()
-	return []byte(tail(m.console.path, int64(max(0, limit)))), nil
+	return []byte(process.Tail(m.console.path, int64(max(0, limit)))), nil
 }
 
 // Stop ends the machine.
@@ -363,7 +382,7 @@ func (m *vm) Stop(ctx context.Context, force bool) error {
 		}
 	}
 	m.lastWords()
-	if err := m.proc.kill(); err != nil {
+	if err := m.proc.Kill(); err != nil {
 		return fmt.Errorf("stopping a VM: %w", err)
 	}
 	timer := time.NewTimer(killWithin)
@@ -374,7 +393,7 @@ func (m *vm) Stop(ctx context.Context, force bool) error {
 	case <-m.released:
 		return errReleased
 	case <-timer.C:
-		return fmt.Errorf("stopping a VM: process %d does not end", m.proc.pid)
+		return fmt.Errorf("stopping a VM: process %d does not end", m.proc.PID)
 	}
 }
 
@@ -385,7 +404,7 @@ func (m *vm) ask(ctx context.Context) {
 	if err := m.Resume(ctx); err != nil { // a paused guest hears nothing
 		m.log.Debug("the guest cannot be resumed for its shutdown", "error", err)
 	}
-	if !m.noAgent && m.agent.poweroff(ctx) == nil {
+	if !m.noAgent && m.agent.Poweroff(ctx) == nil {
 		return
 	}
 	if err := m.monitor.execute(context.WithoutCancel(ctx), "system_powerdown", nil, nil); err != nil {
@@ -403,7 +422,7 @@ func (m *vm) Release() {
 		}
 		m.work.Wait()
 		m.monitor.close()
-		m.agent.close()
-		m.proc.close()
+		m.agent.Close()
+		m.proc.Close()
 	})
 }

@@ -22,11 +22,12 @@ var mayImport = map[string][]string{
 	"central/console":   {},
 	"node":              {"node/machine", "pkg/api", "pkg/certs", "pkg/client"},
 	"node/machine":      {"pkg/api"},
+	"node/process":      {"node/machine", "pkg/api", "pkg/guest"},
 	"provider":          {"pkg/api", "pkg/client"},
 }
 
 // driverMayImport is the row of every driver.
-var driverMayImport = []string{"node/machine", "pkg/api", "pkg/guest"}
+var driverMayImport = []string{"node/machine", "node/process", "pkg/api", "pkg/guest"}
 
 var importRules = []rule{
 	{"import table", "packages stay deep and few when what each may lean on is written down", findTable},

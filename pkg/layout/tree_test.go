@@ -111,9 +111,10 @@ func below(dir string, roots ...string) bool {
 	return slices.ContainsFunc(roots, func(root string) bool { return dir == root || strings.HasPrefix(dir, root+"/") })
 }
 
-// driver says whether the directory holds a way of running machines. node/machine is the contract drivers fulfil.
+// driver says whether the directory holds a way of running machines. node/machine is the contract drivers fulfil, and
+// node/process what those have in common whose machines are processes.
 func driver(dir string) bool {
-	return below(dir, "node") && dir != "node" && !below(dir, "node/machine")
+	return below(dir, "node") && dir != "node" && !below(dir, "node/machine", "node/process")
 }
 
 // packages gives the files of each directory.

@@ -21,7 +21,7 @@ type size struct {
 // candidate is a driver that this build has; auto takes those in order that can run a VM here.
 type candidate struct {
 	name string
-	make func(context.Context, hclog.Logger) (machine.Driver, error) // the error says what to install
+	make func(context.Context) (machine.Driver, error) // the error says what to install
 }
 
 // chooseDrivers makes the drivers this host can use; the first is what "auto" means. Sim is used only when named,
@@ -33,12 +33,12 @@ func chooseDrivers(ctx context.Context, backend string, log hclog.Logger) ([]mac
 	auto := backend == "" || backend == api.BackendAuto
 	var usable []machine.Driver
 	var names, why []string
-	for _, c := range candidates() {
+	for _, c := range candidates(log) {
 		names = append(names, c.name)
 		if !auto && c.name != backend {
 			continue
 		}
-		driver, err := c.make(ctx, log)
+		driver, err := c.make(ctx)
 		if err != nil {
 			why = append(why, fmt.Sprintf("%s: %v", c.name, err))
 			continue

@@ -3,6 +3,7 @@ package hostd
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -15,19 +16,30 @@ import (
 // proofTimeout bounds the proof that a guest can run at all.
 const proofTimeout = time.Minute
 
-func candidates() []candidate {
-	return []candidate{{api.BackendFluxVM, fluxVM}}
-}
-
-func fluxVM(ctx context.Context, log hclog.Logger) (machine.Driver, error) {
-	driver, err := qemu.New(qemu.Config{Logger: log})
-	if err != nil {
-		return nil, err
+// candidates share one engine: what it finds out about the host takes time.
+func candidates(log hclog.Logger) []candidate {
+	engine := sync.OnceValues(func() (*qemu.Engine, error) { return qemu.New(qemu.Config{Logger: log}) })
+	onQEMU := func(name string, ready func(context.Context, *qemu.Engine) (machine.Driver, error)) candidate {
+		return candidate{name, func(ctx context.Context) (machine.Driver, error) {
+			e, err := engine()
+			if err != nil {
+				return nil, err
+			}
+			ctx, cancel := context.WithTimeout(ctx, proofTimeout)
+			defer cancel()
+			driver, err := ready(ctx, e)
+			if err != nil {
+				return nil, fmt.Errorf("%w; it needs QEMU 6.0 or later (Debian, Ubuntu: apt-get install qemu-system-x86 qemu-utils)", err)
+			}
+			return driver, nil
+		}}
 	}
-	ctx, cancel := context.WithTimeout(ctx, proofTimeout)
-	defer cancel()
-	if err := driver.Ready(ctx); err != nil {
-		return nil, fmt.Errorf("%w; it needs QEMU 6.0 or later (Debian, Ubuntu: apt-get install qemu-system-x86)", err)
+	return []candidate{
+		onQEMU(api.BackendFluxVM, func(ctx context.Context, e *qemu.Engine) (machine.Driver, error) {
+			return e.FluxVM(), e.Ready(ctx)
+		}),
+		onQEMU(api.BackendQEMU, func(ctx context.Context, e *qemu.Engine) (machine.Driver, error) {
+			return e.Whole(), e.Whole().Ready(ctx)
+		}),
 	}
-	return driver, nil
 }

@@ -2,4 +2,6 @@
 
 package hostd
 
-func candidates() []candidate { return nil }
+import "github.com/hashicorp/go-hclog"
+
+func candidates(hclog.Logger) []candidate { return nil }

@@ -1,12 +1,13 @@
 //go:build linux
 
-package qemu
+package process
 
 import (
 	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 )
 
 const testID = "0c1d2e3f-0000-4000-8000-000000000001"
@@ -41,17 +42,21 @@ func note(t *testing.T, dir string, pid int, change func(*identity)) {
 	}
 }
 
+const pidFile, logFile = "qemu.pid", "qemu.log"
+
 func found(t *testing.T, dir, id string) int {
 	t.Helper()
-	p, err := findProcess(dir, id)
+	p, err := Find(Mark{Note: filepath.Join(dir, pidFile), Log: filepath.Join(dir, logFile), Ours: func(pid int) bool {
+		return HasArgument(pid, "-uuid", id) && WorksIn(pid, dir)
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if p == nil {
 		return 0
 	}
-	p.close()
-	return p.pid
+	p.Close()
+	return p.PID
 }
 
 func TestProcessIsFoundOnlyWhenAllOfItsIdentityFits(t *testing.T) {
@@ -125,27 +130,27 @@ func TestEndOfAProcessIsSeenAndTold(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = in.Close()
-		p, err := openProcess(cmd.Process.Pid)
+		p, err := Open(cmd.Process.Pid)
 		if err != nil {
 			t.Fatal(err)
 		}
 		_ = cmd.Process.Release()
 		select {
-		case <-p.ended:
+		case <-p.Ended:
 			t.Error("a living process is said to have ended")
 		default:
 		}
 		_ = out.Close()
-		if !endWithin(p, bootWithin) {
+		if !p.EndsWithin(time.Minute) {
 			t.Fatal("the process does not end")
 		}
-		if got := p.collect(); got != want {
+		if got := p.Collect(); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
-		if err := p.kill(); err != nil {
+		if err := p.Kill(); err != nil {
 			t.Errorf("killing what has ended: %v", err)
 		}
-		p.close()
-		p.close()
+		p.Close()
+		p.Close()
 	}
 }

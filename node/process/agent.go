@@ -1,15 +1,12 @@
 //go:build linux
 
-package qemu
+package process
 
 import (
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"net"
-	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -25,6 +22,9 @@ const (
 	// execPingWithin is how long the agent may take to show that it is there before a command is sent.
 	execPingWithin = 10 * time.Second
 
+	// poweroffPingWithin is the same before the wish to shut down: the guest may have other ears.
+	poweroffPingWithin = 2 * time.Second
+
 	// execDefault is a command's time when the request names none.
 	execDefault = 60 * time.Second
 
@@ -32,9 +32,11 @@ const (
 	execGrace = 30 * time.Second
 )
 
-// agentLink is the way to one guest's agent. It dials when first asked, and anew after the stream has ended.
-type agentLink struct {
-	dir string
+// Agent is the way to one guest's agent, through a socket. It dials when first asked, and anew after the stream has
+// ended.
+type Agent struct {
+	Dir    string
+	Socket string // its name in Dir
 
 	mu     sync.Mutex
 	client *guest.Client
@@ -42,7 +44,7 @@ type agentLink struct {
 	claims bool // the agent that last answered takes claims
 }
 
-func (a *agentLink) get(ctx context.Context) (*guest.Client, error) {
+func (a *Agent) get(ctx context.Context) (*guest.Client, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.closed {
@@ -56,7 +58,7 @@ func (a *agentLink) get(ctx context.Context) (*guest.Client, error) {
 			return a.client, nil
 		}
 	}
-	conn, err := dialIn(ctx, a.dir, agentSocket)
+	conn, err := DialIn(ctx, a.Dir, a.Socket)
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +66,8 @@ func (a *agentLink) get(ctx context.Context) (*guest.Client, error) {
 	return a.client, nil
 }
 
-func (a *agentLink) close() {
+// Close ends the stream. The agent cannot be reached any more.
+func (a *Agent) Close() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.closed = true
@@ -73,7 +76,10 @@ func (a *agentLink) close() {
 	}
 }
 
-func (a *agentLink) ping(ctx context.Context, within time.Duration) error {
+// Ping asks the agent; machine.ErrNoAgent while it does not answer.
+func (a *Agent) Ping(ctx context.Context) error { return a.ping(ctx, pingWithin) }
+
+func (a *Agent) ping(ctx context.Context, within time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	client, err := a.get(ctx)
@@ -90,14 +96,15 @@ func (a *agentLink) ping(ctx context.Context, within time.Duration) error {
 	return nil
 }
 
-func (a *agentLink) canClaim() bool {
+// CanClaim says whether the agent that last answered takes claims.
+func (a *Agent) CanClaim() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.claims
 }
 
 // reach is the client of an agent that has just answered.
-func (a *agentLink) reach(ctx context.Context, within time.Duration) (*guest.Client, error) {
+func (a *Agent) reach(ctx context.Context, within time.Duration) (*guest.Client, error) {
 	if err := a.ping(ctx, within); err != nil {
 		return nil, err
 	}
@@ -108,8 +115,12 @@ func (a *agentLink) reach(ctx context.Context, within time.Duration) (*guest.Cli
 	return client, nil
 }
 
-// renew passes a new identity on, with randomness of the host's and the time.
-func (a *agentLink) renew(ctx context.Context, who machine.Identity, within time.Duration) error {
+// Renew passes a new identity on, with randomness of the host's and the time.
+func (a *Agent) Renew(ctx context.Context, who machine.Identity) error {
+	return a.renew(ctx, who, pingWithin)
+}
+
+func (a *Agent) renew(ctx context.Context, who machine.Identity, within time.Duration) error {
 	client, err := a.reach(ctx, within)
 	if err != nil {
 		return err
@@ -119,7 +130,8 @@ func (a *agentLink) renew(ctx context.Context, who machine.Identity, within time
 	return gone(client.Renew(ctx, guest.Renewal{Seed: seed, UnixNanos: time.Now().UnixNano(), Hostname: who.Hostname, MachineID: who.MachineID, BootID: who.BootID, HostKeys: who.HostKeys}))
 }
 
-func (a *agentLink) claim(ctx context.Context, claim api.GuestClaim) error {
+// Claim gives the guest its claim, as machine.Claimer says.
+func (a *Agent) Claim(ctx context.Context, claim api.GuestClaim) error {
 	if claim.RotateIdentity { // first: what the claim brings is for the guest as it will be
 		who := machine.NewIdentity("")
 		who.BootID = "" // it did not boot again
@@ -146,7 +158,8 @@ func gone(err error) error {
 	return err
 }
 
-func (a *agentLink) exec(ctx context.Context, req api.ExecRequest) (api.ExecAnswer, error) {
+// Exec runs a command in the guest, as machine.Machine says.
+func (a *Agent) Exec(ctx context.Context, req api.ExecRequest) (api.ExecAnswer, error) {
 	client, err := a.reach(ctx, execPingWithin)
 	if err != nil {
 		return api.ExecAnswer{}, err
@@ -172,40 +185,12 @@ func (a *agentLink) exec(ctx context.Context, req api.ExecRequest) (api.ExecAnsw
 	return api.ExecAnswer{}, err
 }
 
-func (a *agentLink) poweroff(ctx context.Context) error {
-	client, err := a.get(ctx)
+// Poweroff asks the guest to shut down and returns when the agent has agreed. An agent that does not answer soon is not
+// waited for.
+func (a *Agent) Poweroff(ctx context.Context) error {
+	client, err := a.reach(ctx, poweroffPingWithin)
 	if err != nil {
 		return err
 	}
 	return client.Poweroff(ctx)
-}
-
-// dialIn connects to a socket in the directory, however long the directory's path is.
-func dialIn(ctx context.Context, dir, name string) (net.Conn, error) {
-	d, err := os.Open(dir)
-	if err != nil {
-		return nil, err
-	}
-	defer d.Close()
-	var dialer net.Dialer
-	conn, err := dialer.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), name))
-	if err != nil {
-		return nil, fmt.Errorf("connecting to %s: %w", filepath.Join(dir, name), errors.Unwrap(err))
-	}
-	return conn, nil
-}
-
-// listenIn listens on a socket in the directory, however long the directory's path is.
-func listenIn(dir, name string) (*net.UnixListener, error) {
-	d, err := os.Open(dir)
-	if err != nil {
-		return nil, err
-	}
-	defer d.Close()
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), name)})
-	if err != nil {
-		return nil, fmt.Errorf("listening on %s: %w", filepath.Join(dir, name), err)
-	}
-	l.SetUnlinkOnClose(false) // by then the path means another directory
-	return l, nil
 }

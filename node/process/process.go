@@ -1,38 +1,40 @@
 //go:build linux
 
-package qemu
+package process
 
 import (
 	"bytes"
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// process is one QEMU, held by a pidfd: a signal through it can never reach another process with the same id.
-type process struct {
-	pid   int
-	file  *os.File
-	ended chan struct{} // closed when the process has ended
-	gone  chan struct{} // closed when the watching goroutine has
-	once  sync.Once
+// Process is one process, held by a pidfd: a signal through it can never reach another one with the same id.
+type Process struct {
+	PID   int
+	Ended chan struct{} // closed when the process has ended
+
+	file *os.File
+	gone chan struct{} // closed when the watching goroutine has
+	once sync.Once
 }
 
-// openProcess begins to watch the process. The caller then checks that it is the one it means.
-func openProcess(pid int) (*process, error) {
+// Open begins to watch the process. The caller then checks that it is the one it means.
+func Open(pid int) (*Process, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if err != nil {
 		return nil, fmt.Errorf("watching process %d (this needs Linux 5.10): %w", pid, err)
 	}
-	p := &process{pid: pid, file: os.NewFile(uintptr(fd), "pidfd"), ended: make(chan struct{}), gone: make(chan struct{})}
+	p := &Process{PID: pid, Ended: make(chan struct{}), file: os.NewFile(uintptr(fd), "pidfd"), gone: make(chan struct{})}
 	raw, err := p.file.SyscallConn()
 	if err != nil {
 		_ = p.file.Close()
@@ -46,22 +48,22 @@ func openProcess(pid int) (*process, error) {
 			return err == nil && n > 0
 		})
 		if err == nil {
-			close(p.ended)
+			close(p.Ended)
 		}
 	}()
 	return p, nil
 }
 
-// close stops watching. The process goes on.
-func (p *process) close() {
+// Close stops watching. The process goes on.
+func (p *Process) Close() {
 	p.once.Do(func() {
 		_ = p.file.Close()
 		<-p.gone
 	})
 }
 
-// kill ends the process at once. It is no error that it has ended.
-func (p *process) kill() error {
+// Kill ends the process at once. It is no error that it has ended.
+func (p *Process) Kill() error {
 	raw, err := p.file.SyscallConn()
 	if err != nil {
 		return err
@@ -71,17 +73,17 @@ func (p *process) kill() error {
 		return err
 	}
 	if sent != nil && !errors.Is(sent, unix.ESRCH) {
-		return fmt.Errorf("killing process %d: %w", p.pid, sent)
+		return fmt.Errorf("killing process %d: %w", p.PID, sent)
 	}
 	return nil
 }
 
-// collect reaps the ended process if it is our child and says how it ended; empty where only another could know.
-func (p *process) collect() string {
+// Collect reaps the ended process if it is our child and says how it ended; empty where only another could know.
+func (p *Process) Collect() string {
 	var status syscall.WaitStatus
-	pid, err := syscall.Wait4(p.pid, &status, syscall.WNOHANG, nil)
+	pid, err := syscall.Wait4(p.PID, &status, syscall.WNOHANG, nil)
 	switch {
-	case err != nil || pid != p.pid:
+	case err != nil || pid != p.PID:
 		return ""
 	case status.Signaled():
 		return "was killed by signal " + status.Signal().String()
@@ -144,14 +146,21 @@ func readIdentity(path string) (identity, error) {
 	return i, nil
 }
 
-// findProcess is the QEMU that runs the machine with this id in this directory; nil when there is none.
-func findProcess(dir, id string) (*process, error) {
-	want, err := readIdentity(filepath.Join(dir, pidFile))
+// Mark is how the process of one machine is told from all others.
+type Mark struct {
+	Note string             // file that says which process it is
+	Log  string             // file that is there from the start on
+	Ours func(pid int) bool // true for the machine's own process
+}
+
+// Find is the process that the mark means; nil when there is none.
+func Find(m Mark) (*Process, error) {
+	want, err := readIdentity(m.Note)
 	if err == nil {
-		return openIfOurs(want.pid, dir, id, &want)
+		return openIfOurs(want.pid, m.Ours, &want)
 	}
-	// Only a daemon that died between starting QEMU and noting its id leaves a log and no id.
-	if _, err := os.Stat(filepath.Join(dir, logFile)); err != nil {
+	// Only a daemon that died between the start and the note leaves a log and no note.
+	if _, err := os.Stat(m.Log); err != nil {
 		return nil, nil
 	}
 	all, err := os.ReadDir("/proc")
@@ -160,10 +169,10 @@ func findProcess(dir, id string) (*process, error) {
 	}
 	for _, entry := range all {
 		pid, err := strconv.Atoi(entry.Name())
-		if err != nil || !runsMachine(pid, dir, id) {
+		if err != nil || !m.Ours(pid) {
 			continue
 		}
-		if p, err := openIfOurs(pid, dir, id, nil); p != nil || err != nil {
+		if p, err := openIfOurs(pid, m.Ours, nil); p != nil || err != nil {
 			return p, err
 		}
 	}
@@ -171,8 +180,8 @@ func findProcess(dir, id string) (*process, error) {
 }
 
 // openIfOurs opens first and checks then, so that what was checked is what is held.
-func openIfOurs(pid int, dir, id string, want *identity) (*process, error) {
-	p, err := openProcess(pid)
+func openIfOurs(pid int, ours func(int) bool, want *identity) (*Process, error) {
+	p, err := Open(pid)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) { // EINVAL: a thread of some other process
 		return nil, nil
 	}
@@ -182,32 +191,92 @@ func openIfOurs(pid int, dir, id string, want *identity) (*process, error) {
 	if want != nil {
 		got, err := identify(pid)
 		if err != nil || got != *want {
-			p.close()
+			p.Close()
 			return nil, nil
 		}
 	}
-	if !runsMachine(pid, dir, id) {
-		p.close()
+	if !ours(pid) {
+		p.Close()
 		return nil, nil
 	}
 	return p, nil
 }
 
-// runsMachine says whether the process was started for this machine: it has the id on its command line and works
-// in the machine's directory. A process that has ended has neither.
-func runsMachine(pid int, dir, id string) bool {
+// HasArgument says whether the process was started with the flag and the value after it. One that has ended was not.
+func HasArgument(pid int, flag, value string) bool {
 	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	if err != nil {
 		return false
 	}
 	words := strings.Split(string(line), "\x00")
-	if at := slices.Index(words, "-uuid"); at < 0 || at+1 >= len(words) || words[at+1] != id {
-		return false
-	}
+	at := slices.Index(words, flag)
+	return at >= 0 && at+1 < len(words) && words[at+1] == value
+}
+
+// WorksIn says whether the directory is the process's working directory.
+func WorksIn(pid int, dir string) bool {
 	here, err := os.Stat(fmt.Sprintf("/proc/%d/cwd", pid))
 	if err != nil {
 		return false
 	}
 	there, err := os.Stat(dir)
 	return err == nil && os.SameFile(here, there)
+}
+
+// Launch starts the command in a session of its own, by start where that is not nil, and notes which process it is.
+// Nobody waits for it through cmd: Collect reaps it, whichever daemon started it.
+func Launch(cmd *exec.Cmd, start func() error, note string) (*Process, error) {
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Setsid = true
+	if start == nil {
+		start = cmd.Start
+	}
+	if err := start(); err != nil {
+		return nil, err
+	}
+	pid := cmd.Process.Pid
+	p, err := Open(pid)
+	if err != nil {
+		return nil, errors.Join(err, cmd.Process.Kill(), cmd.Wait())
+	}
+	_ = cmd.Process.Release()
+	who, err := identify(pid)
+	if err == nil {
+		err = who.write(note)
+	}
+	if err != nil {
+		_ = p.End()
+		p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// killWithin is how long the kernel may take to end a process.
+const killWithin = 30 * time.Second
+
+// End kills the process and waits until it has ended.
+func (p *Process) End() error {
+	if err := p.Kill(); err != nil {
+		return err
+	}
+	if !p.EndsWithin(killWithin) {
+		return fmt.Errorf("process %d does not end", p.PID)
+	}
+	_ = p.Collect()
+	return nil
+}
+
+// EndsWithin waits for the process to end.
+func (p *Process) EndsWithin(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-p.Ended:
+		return true
+	case <-timer.C:
+		return false
+	}
 }
