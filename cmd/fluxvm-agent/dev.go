@@ -43,7 +43,7 @@ Prints, and writes to DATA/env, what fluxctl and Terraform need to find it. It l
 	f.IntVar(&o.replicas, "replicas", 3, "replicas of the control plane")
 	f.IntVar(&o.nodes, "nodes", 1, "nodes, called node-1 and so on")
 	f.IntVar(&o.macs, "macs", 0, "how many of the nodes pose as Macs (sim only)")
-	f.StringVar(&o.backend, "backend", api.BackendAuto, "how VMs are run: auto, flux-vm, or sim (no VM is real)")
+	f.StringVar(&o.backend, "backend", api.BackendAuto, "how VMs are run: auto, flux-vm, qemu, procbox, or sim (no VM is real)")
 	f.StringVar(&o.listen, "listen", "127.0.0.1:7799", "address of the first replica's API; the others take free ports")
 	f.StringVar(&o.data, "data", "", "directory for everything (default: a temporary one, removed at the end)")
 	f.BoolVar(&o.processes, "processes", false, "run each replica and node as a process of its own, and restart those that die")

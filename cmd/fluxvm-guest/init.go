@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fluxvm/fluxvm/pkg/guest"
 )
 
 const (
@@ -34,21 +36,26 @@ var errNoChild = errors.New("no child is left")
 
 // runInit is process 1. It never returns: the kernel would panic.
 func runInit() {
-	signals := make(chan os.Signal, 16)
-	signal.Notify(signals, syscall.SIGCHLD, syscall.SIGTERM, syscall.SIGINT, syscall.SIGUSR1, syscall.SIGUSR2)
 	for _, err := range []error{mountAll(), setEnvironment(), loadModules(), setHostname(), startNetwork()} {
 		// A guest that is half set up can still say what is wrong with it, so nothing here is fatal.
 		if err != nil {
 			complain(err)
 		}
 	}
+	supervise(turnOff)
+}
+
+// supervise keeps the agent running and reaps what dies, until it is told to shut down. It never returns.
+func supervise(off func()) {
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, syscall.SIGCHLD, syscall.SIGTERM, syscall.SIGINT, syscall.SIGUSR1, syscall.SIGUSR2)
 	agent := startAgent()
 	var again <-chan time.Time
 	for {
 		select {
 		case sig := <-signals:
 			if sig != syscall.SIGCHLD {
-				shutDown()
+				shutDown(off)
 			}
 			for pid, err := reap(); err == nil && pid > 0; pid, err = reap() {
 				if pid == agent {
@@ -62,7 +69,12 @@ func runInit() {
 	}
 }
 
-func complain(err error) { fmt.Fprintln(os.Stderr, "fluxvm-guest:", err) }
+func complain(err error) {
+	if info, failed := os.Stderr.Stat(); failed == nil && info.Mode().IsRegular() && info.Size() > consoleKeep {
+		_ = os.Stderr.Truncate(0) // a box's log is a file of the host's
+	}
+	fmt.Fprintln(os.Stderr, "fluxvm-guest:", err)
+}
 
 func mountAll() error {
 	mounts := []struct {
@@ -191,7 +203,11 @@ func linkUp(name string) error {
 }
 
 func startAgent() int {
-	pid, err := spawn([]string{"/proc/self/exe", agentArg})
+	files := []uintptr{0, 1, 2}
+	if os.Getenv(boxEnv) != "" {
+		files = append(files, guest.BoxPort)
+	}
+	pid, err := spawnWith([]string{"/proc/self/exe", agentArg}, files...)
 	if err != nil {
 		complain(fmt.Errorf("starting the agent: %w", err))
 	}
@@ -200,7 +216,11 @@ func startAgent() int {
 
 // spawn starts a program that reap will reap. It goes below os/exec, whose own waiting would race with that.
 func spawn(argv []string) (int, error) {
-	return syscall.ForkExec(argv[0], argv, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setsid: true}})
+	return spawnWith(argv, 0, 1, 2)
+}
+
+func spawnWith(argv []string, files ...uintptr) (int, error) {
+	return syscall.ForkExec(argv[0], argv, &syscall.ProcAttr{Env: os.Environ(), Files: files, Sys: &syscall.SysProcAttr{Setsid: true}})
 }
 
 // reap collects one dead child: its pid, 0 when all that are left live on, errNoChild when none is left.
@@ -217,8 +237,8 @@ func reap() (int, error) {
 	}
 }
 
-// shutDown ends every process, writes what is in memory to the disks, and turns the machine off.
-func shutDown() {
+// shutDown ends every process, writes what is in memory to the disks, and ends the machine with off.
+func shutDown(off func()) {
 	_ = syscall.Kill(-1, syscall.SIGTERM)
 	_ = syscall.Kill(-1, syscall.SIGCONT) // a stopped process could not end
 	for deadline := time.Now().Add(killAfter); time.Now().Before(deadline); {
@@ -231,11 +251,15 @@ func shutDown() {
 		}
 	}
 	_ = syscall.Kill(-1, syscall.SIGKILL)
+	off()
+	for {
+		time.Sleep(time.Hour) // the kernel panics when process 1 ends
+	}
+}
+
+func turnOff() {
 	unix.Sync()
 	if err := unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF); err != nil {
 		complain(fmt.Errorf("turning the machine off: %w", err))
-	}
-	for {
-		time.Sleep(time.Hour) // the kernel panics when process 1 ends
 	}
 }

@@ -29,6 +29,8 @@ const answersWithin = time.Second
 
 func main() {
 	switch {
+	case os.Getpid() == 1 && len(os.Args) > 1 && os.Args[1] == guest.BoxArgument:
+		runBox()
 	case os.Getpid() == 1: // whatever the arguments: the kernel hands on words it does not know
 		runInit()
 	case len(os.Args) > 1 && os.Args[1] != agentArg:
@@ -37,7 +39,11 @@ func main() {
 	default:
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 		defer stop()
-		if err := serve(ctx); err != nil {
+		serving := serve
+		if os.Getenv(boxEnv) != "" {
+			serving = serveBox
+		}
+		if err := serving(ctx); err != nil {
 			fmt.Fprintln(os.Stderr, "fluxvm-guest:", err)
 			os.Exit(1)
 		}
@@ -51,13 +57,20 @@ func serve(ctx context.Context) error {
 		return err
 	}
 	defer port.Close()
-	stop := context.AfterFunc(ctx, func() {
-		// Answers under way still go out; that to the wish to power off is one.
-		_ = port.SetWriteDeadline(time.Now().Add(answersWithin))
-		_ = port.SetReadDeadline(time.Unix(1, 0))
-	})
+	stop := context.AfterFunc(ctx, func() { interrupt(port) })
 	defer stop()
-	return (&guest.Server{Poweroff: poweroff, Owner: owner{root: "/"}}).Serve(ctx, port)
+	return server(owner{root: "/"}).Serve(ctx, port)
+}
+
+func server(o guest.Owner) *guest.Server { return &guest.Server{Poweroff: poweroff, Owner: o} }
+
+// interrupt ends reading. Answers under way still go out; that to the wish to power off is one.
+func interrupt(port interface {
+	SetWriteDeadline(time.Time) error
+	SetReadDeadline(time.Time) error
+}) {
+	_ = port.SetWriteDeadline(time.Now().Add(answersWithin))
+	_ = port.SetReadDeadline(time.Unix(1, 0))
 }
 
 // openPort waits for the host's port; its driver may still be loading.

@@ -9,6 +9,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/fluxvm/fluxvm/node/machine"
+	"github.com/fluxvm/fluxvm/node/procbox"
 	"github.com/fluxvm/fluxvm/node/qemu"
 	"github.com/fluxvm/fluxvm/pkg/api"
 )
@@ -41,5 +42,9 @@ func candidates(log hclog.Logger) []candidate {
 		onQEMU(api.BackendQEMU, func(ctx context.Context, e *qemu.Engine) (machine.Driver, error) {
 			return e.Whole(), e.Whole().Ready(ctx)
 		}),
+		{api.BackendProcbox, func(ctx context.Context) (machine.Driver, error) {
+			driver := procbox.New(procbox.Config{Logger: log})
+			return driver, driver.Ready(ctx)
+		}},
 	}
 }
