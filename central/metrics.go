@@ -6,6 +6,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/fluxvm/fluxvm/central/consensus"
 )
 
 // metrics are what Prometheus reads. Numbers of the state are taken when asked for.
@@ -37,6 +39,17 @@ func newMetrics(r *Replica) *metrics {
 			}
 			return 0
 		}),
+		gauge("fluxvm_raft_log_bytes", "Size of the log's file, which never shrinks by itself.", func() float64 { return float64(r.logStatus().LogBytes) }),
+		gauge("fluxvm_raft_log_free_pages", "Pages of the log's file that are free for reuse; central compact gives them back.", func() float64 { return float64(r.logStatus().LogFreePages) }),
+		gauge("fluxvm_raft_waiting", "Operations that wait for the log; 1,024 at most.", func() float64 { return float64(r.logStatus().Waiting) }),
+		gauge("fluxvm_raft_abandoned", "Operations, ever, whose caller stopped waiting.", func() float64 { return float64(r.logStatus().Abandoned) }),
+		gauge("fluxvm_raft_snapshot_index", "Index that the newest snapshot on disk reaches.", func() float64 { return float64(r.logStatus().SnapshotIndex) }),
+		gauge("fluxvm_disk_low", "1 while the disk of the data directory has less room than its reserve.", func() float64 {
+			if r.disk.isLow() {
+				return 1
+			}
+			return 0
+		}),
 		gauge("fluxvm_vms", "VMs in the state.", func() float64 {
 			n := 0
 			for range r.state.View().VMs("") {
@@ -58,6 +71,16 @@ func newMetrics(r *Replica) *metrics {
 			func() float64 { return float64(r.cfg.TLS.NotAfter().Unix()) }))
 	}
 	return m
+}
+
+// logStatus is the log's, once it is open.
+func (r *Replica) logStatus() consensus.Status {
+	select {
+	case <-r.opened:
+		return r.log.Status()
+	default:
+		return consensus.Status{}
+	}
 }
 
 // poolCollector reads the pools from the state when it is asked.

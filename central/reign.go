@@ -3,9 +3,11 @@ package central
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
+	"github.com/fluxvm/fluxvm/central/consensus"
 	"github.com/fluxvm/fluxvm/fsm"
 	"github.com/fluxvm/fluxvm/pkg/api"
 )
@@ -13,6 +15,9 @@ import (
 const (
 	establishTimeout = 10 * time.Second
 	proposeTimeout   = 10 * time.Second
+	// letGoPatience is how long what only a leader does may go on after the leadership has ended.
+	letGoPatience = 5 * time.Second
+	setUpTries    = 3
 )
 
 // reign is one term of leadership: everything only the leader does, from the barrier to the loss.
@@ -141,6 +146,7 @@ func moved(result fsm.Result, err error) (fsm.Moved, error) {
 
 // lead follows the leadership until ctx ends, and runs one reign after the other.
 func (r *Replica) lead(ctx context.Context) {
+	var failed failures
 	for ctx.Err() == nil {
 		now, changed := r.log.Leadership()
 		if !now.Leader {
@@ -163,13 +169,49 @@ func (r *Replica) lead(ctx context.Context) {
 		}
 		stop()
 		if !finished {
-			failure = <-done
+			select {
+			case failure = <-done:
+			case <-time.After(letGoPatience):
+				// Until it has ended, this replica could not take up the leadership again.
+				r.cfg.Exit(consensus.ExitFault, fmt.Sprintf("what a leader does went on for %s after the leadership of term %d had ended: starting again", letGoPatience, now.Term))
+				failure = <-done
+			}
 		}
 		if failure != nil && ctx.Err() == nil {
 			r.logger.Warn("could not establish leadership", "term", now.Term, "error", failure)
-			pause(ctx, time.Second)
+			r.giveAway(ctx, now.Term, failed.note(now.Term), failure)
 		}
 	}
+}
+
+// failures counts those to take up one leadership.
+type failures struct {
+	term uint64
+	n    int
+}
+
+func (f *failures) note(term uint64) int {
+	if f.term != term {
+		*f = failures{term: term}
+	}
+	f.n++
+	return f.n
+}
+
+// giveAway lets another replica lead when this one could not take the leadership up. If it keeps it, and fails again and
+// again, the process ends: as a leader that serves nobody it would keep the others from leading.
+func (r *Replica) giveAway(ctx context.Context, term uint64, failures int, failure error) {
+	if now, _ := r.log.Leadership(); now.Leader && now.Term == term {
+		if failures >= setUpTries {
+			r.cfg.Exit(consensus.ExitFault, fmt.Sprintf("could not take up the leadership %d times in term %d (%v): starting again", failures, term, failure))
+		}
+		handing, cancel := context.WithTimeout(ctx, proposeTimeout)
+		defer cancel()
+		if err := r.log.Transfer(handing, ""); err != nil {
+			r.logger.Warn("nor hand it over", "error", err)
+		}
+	}
+	pause(ctx, time.Second)
 }
 
 // reignOnce establishes the leadership and works until ctx ends. Not-ready comes first on the way out.

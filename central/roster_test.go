@@ -147,3 +147,55 @@ func TestALeaderWithAFullDiskStepsAsideAndOnlyAFullMajorityRefuses(t *testing.T)
 		}
 	})
 }
+
+func TestALeaderThatCannotLetGoEnds(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
+		stuck, exits := make(chan struct{}), make(chan string, 1)
+		var hang atomic.Bool
+		name := r.follower()
+		r.end(name)
+		r.startAs(name, func(c *Config) {
+			c.free = func() (uint64, error) {
+				if hang.Load() {
+					<-stuck // as a file system that does not answer
+				}
+				return 1 << 40, nil
+			}
+			c.Exit = func(code int, message string) { exits <- fmt.Sprint(code, " ", message) }
+		})
+		r.serving()
+		if got := r.call(r.leader(), "POST", "/fleet/cluster/transfer", body{"to": name}); got.status != http.StatusNoContent {
+			t.Fatalf("handing over: %s", got)
+		}
+		r.eventually("it to lead", time.Minute, func() bool { return r.leader() == name })
+		hang.Store(true)
+		r.wait(2 * rosterPeriod)
+		r.network.Isolate(name)
+		select {
+		case said := <-exits:
+			if !strings.HasPrefix(said, "70 ") || !strings.Contains(said, "went on for") {
+				t.Errorf("it ended with %q", said)
+			}
+		case <-time.After(time.Minute):
+			t.Error("it runs on, and could never lead again")
+		}
+		hang.Store(false)
+		close(stuck)
+		r.network.Rejoin(name)
+		r.serving()
+	})
+}
+
+func TestMetricsTellOfTheLogAndTheDisk(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
+		got := r.call(r.leader(), "GET", "/metrics", nil)
+		for _, name := range []string{"log_bytes", "log_free_pages", "waiting", "abandoned", "snapshot_index", "applied_index", "leader"} {
+			if !strings.Contains(string(got.body), "\nfluxvm_raft_"+name+" ") {
+				t.Errorf("metrics lack fluxvm_raft_%s", name)
+			}
+		}
+		if !strings.Contains(string(got.body), "\nfluxvm_disk_low 0") {
+			t.Error("metrics do not say that the disk has room")
+		}
+	})
+}
