@@ -67,7 +67,12 @@ type three struct {
 
 func startThree(ctx context.Context, t *testing.T, more ...string) *three {
 	t.Helper()
-	k := &three{dir: t.TempDir(), token: "fvx_op_of_this_test", api: map[string]string{}, args: map[string][]string{}, run: map[string]*process{}}
+	return startThreeIn(ctx, t, t.TempDir(), more...)
+}
+
+func startThreeIn(ctx context.Context, t *testing.T, dir string, more ...string) *three {
+	t.Helper()
+	k := &three{dir: dir, token: "fvx_op_of_this_test", api: map[string]string{}, args: map[string][]string{}, run: map[string]*process{}}
 	tokenFile := filepath.Join(k.dir, "token")
 	if err := os.WriteFile(tokenFile, []byte(k.token), 0o600); err != nil {
 		t.Fatal(err)
