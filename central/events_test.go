@@ -221,3 +221,30 @@ func TestAStreamFromBeforeASnapshotIsGoneAndOneFromNowGoesOn(t *testing.T) {
 		stop()
 	})
 }
+
+func TestAnOpenStreamEndsWhenARestoreReplacesTheState(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
+		r.image("tiny")
+		r.applied()
+		backup := r.call(r.leader(), "POST", "/fleet/cluster/snapshot", nil).body
+		streams := map[string]*stream{}
+		for _, name := range r.names {
+			s, status, stop := r.follow(name, "?from=now", "")
+			defer stop()
+			if status != 200 {
+				t.Fatalf("the stream of %s begins with %d", name, status)
+			}
+			streams[name] = s
+		}
+		if got := r.call(r.leader(), "POST", restorePath, backup, "Content-Type", "application/octet-stream"); got.status != 200 {
+			t.Fatalf("restoring: %s", got)
+		}
+		for name, s := range streams {
+			select {
+			case <-s.over: // what it would go on with is another history; the next try is told so
+			case <-time.After(time.Minute):
+				t.Errorf("the stream of %s goes on over the restore", name)
+			}
+		}
+	})
+}

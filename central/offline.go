@@ -111,7 +111,7 @@ func (in *Inspection) Recover(dir string, servers []consensus.Server, now time.T
 		if _, err := spool.Seek(0, io.SeekStart); err != nil {
 			return err
 		}
-		meta, err := fsm.PrepareRestore(spool, w, "recover", uint64(max(0, now.Unix())))
+		meta, err := fsm.PrepareRestore(spool, w, "recover", uint64(max(0, now.Unix())), in.NextIndex())
 		epoch = meta.Epoch
 		return err
 	})

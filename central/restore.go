@@ -19,6 +19,7 @@ const (
 	restorePath   = "/fleet/cluster/restore"
 	maxBackup     = 4 << 30
 	adoptsPerPart = 64
+	restoreGap    = 1024 // more than is committed while a restore is under way
 )
 
 // restoreCluster answers POST /fleet/cluster/restore: the state of a fresh cluster becomes that of a backup, in a newer
@@ -37,8 +38,8 @@ func (q *request) restoreCluster() error {
 	}
 	defer func() { _ = errors.Join(spool.Close(), os.Remove(spool.Name())) }()
 	// Seconds of the wall clock keep two restores of one backup apart: hosts may have seen orders of the first one.
-	floor := uint64(max(0, q.r.wall().Unix()))
-	meta, err := fsm.PrepareRestore(http.MaxBytesReader(q.w, q.Request.Body, maxBackup), spool, "restore", floor)
+	epoch := uint64(max(0, q.r.wall().Unix()))
+	meta, err := fsm.PrepareRestore(http.MaxBytesReader(q.w, q.Request.Body, maxBackup), spool, "restore", epoch, q.r.log.Status().LastIndex+restoreGap)
 	if errors.Is(err, syscall.ENOSPC) {
 		return err
 	}

@@ -10,21 +10,22 @@ import (
 // PrepareRestore reads a backup as a whole and writes the state that a cluster goes on with: in a newer epoch, so that
 // hosts take its orders and none of an older leader's, and with every host waiting to be adopted. What happened after
 // the backup is known to the hosts alone: until a host's list is merged nothing is ended, ordered or placed on it.
-// floor is the least epoch to use, action what the activity log calls it.
-func PrepareRestore(r io.Reader, w io.Writer, action string, floor uint64) (Meta, error) {
-	g, index, err := read(r)
+// epoch and index are the least to use, action what the activity log calls it. Whoever followed the events of the state
+// before has to list anew: the index must lie above any that it was given.
+func PrepareRestore(r io.Reader, w io.Writer, action string, epoch, index uint64) (Meta, error) {
+	g, had, err := read(r)
 	if err != nil {
 		return Meta{}, err
 	}
 	txn := g.db.Txn(true)
 	defer txn.Abort()
-	t := &tx{View: View{txn: txn, abandon: g.abandon}, index: index}
+	t := &tx{View: View{txn: txn, abandon: g.abandon}, index: max(had, index)}
 	t.meta = t.Meta()
 	t.now = t.meta.Now
 	if t.meta.ClusterID == "" {
 		return Meta{}, fmt.Errorf("it holds the state of no cluster")
 	}
-	t.meta.Epoch = max(t.meta.Epoch+1, floor)
+	t.meta.Epoch, t.meta.Index = max(t.meta.Epoch+1, epoch), t.index
 	var nodes []*Node
 	for n := range t.Nodes("") {
 		nodes = append(nodes, n)

@@ -29,7 +29,7 @@ func prepared(t *testing.T, floor uint64) *State {
 		f.play(t, c)
 	}
 	var out bytes.Buffer
-	if _, err := PrepareRestore(bytes.NewReader(f.snapshot()), &out, "restore", floor); err != nil {
+	if _, err := PrepareRestore(bytes.NewReader(f.snapshot()), &out, "restore", floor, 0); err != nil {
 		t.Fatal(err)
 	}
 	return restored(t, out.Bytes())
@@ -66,7 +66,7 @@ func TestDamagedBackupIsNotPrepared(t *testing.T) {
 	whole := f.snapshot()
 	for name, raw := range map[string][]byte{"cut": whole[:len(whole)-3], "changed": bytes.Replace(whole, []byte("ubuntu"), []byte("Ubuntu"), 1), "of no cluster": snapshot(t, New().View())} {
 		var out bytes.Buffer
-		if _, err := PrepareRestore(bytes.NewReader(raw), &out, "restore", 0); err == nil || out.Len() > 0 {
+		if _, err := PrepareRestore(bytes.NewReader(raw), &out, "restore", 0, 0); err == nil || out.Len() > 0 {
 			t.Errorf("a backup that is %s was prepared: %v", name, err)
 		}
 	}

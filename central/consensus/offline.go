@@ -38,6 +38,9 @@ func (f *Found) LastIndex() uint64 {
 	return last
 }
 
+// NextIndex is that of the state that Recover makes.
+func (f *Found) NextIndex() uint64 { return f.LastIndex() + recoverGap }
+
 func (f *Found) fault(format string, args ...any) {
 	f.Faults = append(f.Faults, fmt.Sprintf(format, args...))
 }
@@ -237,7 +240,7 @@ func (d *disk) recover(found *Found, servers []Server, write func(io.Writer) err
 	for _, s := range servers {
 		conf.Servers = append(conf.Servers, raft.Server{Suffrage: raft.Voter, ID: raft.ServerID(s.Name), Address: raft.ServerAddress(s.Addr)})
 	}
-	index, term := found.LastIndex()+recoverGap, max(found.Term, found.SeenTerm)+1
+	index, term := found.NextIndex(), max(found.Term, found.SeenTerm)+1
 	if err := d.stable.SetUint64(keyTerm(), term); err != nil {
 		return fmt.Errorf("writing the term: %w", err)
 	}

@@ -123,16 +123,35 @@ func TestVerifiedReadEndsWithItsContext(t *testing.T) {
 func TestVerifiedReadsShareRounds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t, threeNames...)
+		var hold atomic.Pointer[chan struct{}]
+		for _, name := range threeNames {
+			c.stop(name)
+			c.states[name] = &list{}
+			n, err := open(c.config(name, false), func(inner transport) transport { return heldTransport{inner, &hold} })
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.nodes[name] = n
+		}
 		n := c.nodes[c.leader()]
 		const readers = 500
+		before := n.trans.next()
+		release := make(chan struct{})
+		hold.Store(&release)
 		answers := make(chan error, readers)
 		for range readers {
 			go func() { answers <- n.VerifyRead(t.Context()) }()
 		}
+		synctest.Wait() // the first round is under way, and the rest wait for the next
+		hold.Store(nil)
+		close(release)
 		for range readers {
 			if err := <-answers; err != nil {
 				t.Fatal(err)
 			}
+		}
+		if rounds := n.trans.next() - before - 1; rounds < 1 || rounds > 5 {
+			t.Errorf("%d readers at once took %d rounds with the followers, want one or a few", readers, rounds)
 		}
 		if got := n.Status(); got.Waiting != 0 || got.Abandoned != 0 {
 			t.Errorf("after the reads: waiting %d, abandoned %d, want none", got.Waiting, got.Abandoned)
