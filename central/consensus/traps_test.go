@@ -2,6 +2,9 @@ package consensus
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -82,4 +85,37 @@ func TestLeadershipGoesToAndFroWhileNobodyListens(t *testing.T) {
 		}
 		c.mustPropose(c.leader(), "still alive")
 	})
+}
+
+// The table of traps in docs/consistency.md names tests that are there.
+func TestEachTrapsTestsExist(t *testing.T) {
+	page, err := os.ReadFile("../../docs/consistency.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := map[string]bool{}
+	for _, name := range regexp.MustCompile("`(Test[A-Za-z0-9_]+)`").FindAllStringSubmatch(string(page), -1) {
+		named[name[1]] = true
+	}
+	if len(named) < 30 {
+		t.Fatalf("the page names %d tests; it is read wrongly", len(named))
+	}
+	for _, dir := range []string{".", "..", "../../fsm", "../../cmd/fluxvm-agent", "../../pkg/client"} {
+		files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("no tests in %s: %v", dir, err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllStringSubmatch(string(text), -1) {
+				delete(named, f[1])
+			}
+		}
+	}
+	for name := range named {
+		t.Errorf("docs/consistency.md names %s, which is not there", name)
+	}
 }
