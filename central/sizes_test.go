@@ -58,6 +58,7 @@ func TestFiveReplicasOutliveTwoAndNotThree(t *testing.T) {
 			down = append(down, old)
 			r.launch(r.newLeader(old), body{"name": name, "image": "tiny"})
 		}
+		r.applied() // else what is left may not have heard yet that the last launch is committed
 		third := r.leader()
 		r.crash(third)
 		down = append(down, third)
