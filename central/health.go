@@ -18,6 +18,13 @@ const (
 	unreachable  = 5 * time.Minute
 	twoBeats     = 2 * (beatInterval + beatInterval/20) // a host that was silent for longer has missed two
 
+	// nodeLease is how long after a beat its host may run VMs that may boot elsewhere. They do so only when the host has
+	// been silent under the present leader until it is unreachable: the difference is what clocks, a leader that does not
+	// know yet that it is none, and the host's own work may take.
+	nodeLease     = 4 * time.Minute
+	verifyPeriod  = time.Second
+	verifiedLasts = 5 * time.Second
+
 	// changesPerCommand bounds a command about hosts, for a whole fleet can fall silent at once.
 	changesPerCommand = 128
 	factsPerCommand   = 32
@@ -135,7 +142,7 @@ func (g *reign) settleLost(ctx context.Context) error {
 		}
 		view := g.view()
 		ids := view.Unsettled(node.Name)
-		if g.r.fleet.silence(node.Name, wall) >= suspectAfter { // one that is back keeps what it has
+		if g.fenced(node.Name, wall) { // one that is back keeps what it has
 			for vm := range view.VMsOn(node.Name) {
 				if vm.State == api.StateLost && vm.Reschedulable {
 					ids = append(ids, vm.ID)
@@ -151,6 +158,38 @@ func (g *reign) settleLost(ctx context.Context) error {
 	return nil
 }
 
+// fenced says that a host has been silent for so long that it has stopped VMs that may boot elsewhere, by itself.
+func (g *reign) fenced(node string, wall time.Time) bool {
+	return min(g.r.fleet.silence(node, wall), wall.Sub(g.since)) >= unreachable
+}
+
+// leaseFor is how long a host that has just reported may run VMs that may boot elsewhere, in ms; 0 says nothing of it. Only
+// the leader says so, for it alone decides that they do, and only while a majority takes it for the leader.
+func (q *request) leaseFor(node string) int64 {
+	g := q.leading()
+	if g == nil {
+		return 0
+	}
+	n, at := g.view().Node(node), g.verified.Load()
+	if n == nil || n.State == api.NodeLost || n.Adopting || at == nil || q.r.wall().Sub(*at) > verifiedLasts {
+		return 0
+	}
+	return nodeLease.Milliseconds()
+}
+
+// verify notes, as long as it is so, that a majority takes this replica for the leader.
+func (g *reign) verify(ctx context.Context) {
+	for ctx.Err() == nil {
+		asked := g.r.wall()
+		within, cancel := context.WithTimeout(ctx, verifiedLasts)
+		if g.r.log.VerifyRead(within) == nil {
+			g.verified.Store(&asked)
+		}
+		cancel()
+		pause(ctx, verifyPeriod)
+	}
+}
+
 // lose settles some VMs of a lost host. Those that may boot elsewhere are spread over what the ones before will take.
 func (g *reign) lose(ctx context.Context, node string, ids []string) error {
 	view, taken, body := g.view(), map[string]load{}, fsm.LoseVMs{Node: node}
@@ -160,7 +199,11 @@ func (g *reign) lose(ctx context.Context, node string, ids []string) error {
 			continue
 		}
 		one := fsm.LostVM{ID: id}
-		if row.Reschedulable && row.Live() {
+		fenced := g.fenced(node, g.r.wall())
+		if row.Reschedulable && row.State == api.StateLost && !fenced {
+			continue // its host may run it still
+		}
+		if row.Reschedulable && row.Live() && fenced {
 			var n need
 			one.Candidates, n, _ = g.elsewhere(view, row, taken)
 			if len(one.Candidates) > 0 {
@@ -195,6 +238,8 @@ func (o *orders) goOn(row *fsm.VM) (settled, bool) {
 	switch {
 	case row.HandOver:
 		moved, err = o.reign.failHandOver(row, why)
+	case row.State == api.StatePlaced && row.Told == 0 && row.Reschedulable && !o.reign.fenced(row.Node, o.reign.r.wall()):
+		err = errors.New(why + ", and may have been told of the VM")
 	case row.State == api.StatePlaced && row.Told == 0 && !row.Warm:
 		moved, err = o.reign.move(row, why, api.WhyUnhealthy)
 	default:

@@ -346,3 +346,88 @@ func TestBeatsOfAnIdleFleetMakeNoEntryAndChangedFactsMakeOneForMany(t *testing.T
 		}
 	})
 }
+
+// runs says whether a machine runs on the node, or is about to.
+func (n *modelNode) runs(id string) bool {
+	m := n.has(id)
+	return m != nil && (m.State == api.StateRunning || m.State == api.StateBooting)
+}
+
+// Whichever way the network is cut, a VM that boots elsewhere has been stopped by its host before.
+func TestAReschedulableVMNeverRunsTwice(t *testing.T) {
+	for name, cut := range map[string]func(r *rig, leader string) []string{
+		"cut from all":             func(r *rig, _ string) []string { return r.names },
+		"cut from the leader":      func(_ *rig, leader string) []string { return []string{leader} },
+		"the operator loses it":    func(r *rig, _ string) []string { return r.names },
+		"and the leader is killed": func(r *rig, _ string) []string { return r.names },
+	} {
+		t.Run(name, func(t *testing.T) {
+			scenario(t, 5, func(t *testing.T, r *rig) {
+				r.ready("n1")
+				r.lostAfter(300)
+				id := r.launch(r.leader(), body{"name": "mobile", "image": "tiny", "reschedulable": true}).VM.ID
+				r.running(id)
+				r.moves(id)
+				r.addNode("n2", nil)
+				r.registered()
+				r.wait(20 * time.Second)
+				n1, n2, leader := r.node("n1"), r.node("n2"), r.leader()
+				began := time.Now()
+				for _, replica := range cut(r, leader) {
+					r.mu.Lock()
+					r.cut[[2]string{replica, "n1"}] = true
+					r.mu.Unlock()
+				}
+				killed := false
+				r.eventually("it to run elsewhere", 20*time.Minute, func() bool {
+					switch passed := time.Since(began); {
+					case name == "the operator loses it" && passed > 40*time.Second:
+						r.call(r.leader(), "POST", "/fleet/nodes/n1/lost", nil)
+					case name == "and the leader is killed" && passed > 4*time.Minute && !killed:
+						killed = true
+						r.crash(leader)
+						r.start(leader)
+						r.mu.Lock()
+						r.cut[[2]string{leader, "n1"}] = true
+						r.mu.Unlock()
+					}
+					if n1.runs(id) && n2.runs(id) {
+						t.Fatalf("after %s it runs on both", time.Since(began))
+					}
+					return n2.runs(id)
+				})
+				if took := time.Since(began); took < nodeLease {
+					t.Errorf("it was moved after %s, within the host's lease", took)
+				}
+				for _, replica := range r.names {
+					r.heal(replica)
+				}
+				r.eventually("its host to be back without it", 2*time.Minute, func() bool {
+					if n1.runs(id) {
+						t.Fatal("the host that is back runs it again")
+					}
+					return r.nodeState("n1").State == api.NodeHealthy && n1.has(id) == nil
+				})
+				if v := r.row(id); v.Node != "n2" || v.State != api.StateRunning {
+					t.Errorf("it is %s on %s", v.State, v.Node)
+				}
+			})
+		})
+	}
+}
+
+func TestAHostThatHearsTheFleetAgainGoesOnWithWhatItHeld(t *testing.T) {
+	scenario(t, 5, func(t *testing.T, r *rig) {
+		r.ready("n1", "n2")
+		one := r.launch(r.leader(), body{"name": "mobile", "image": "tiny", "reschedulable": true})
+		r.running(one.VM.ID)
+		home := r.node(one.Node)
+		home.with(func() { home.mute = true })
+		r.eventually("its host to stop it", 5*time.Minute, func() bool { return !home.runs(one.VM.ID) })
+		home.with(func() { home.mute = false })
+		r.eventually("it to run again where it was", time.Minute, func() bool {
+			v := r.row(one.VM.ID)
+			return home.runs(one.VM.ID) && v.State == api.StateRunning && v.Node == one.Node
+		})
+	})
+}

@@ -61,6 +61,7 @@ type modelNode struct {
 	scrub      func(ctx context.Context, nth int, lease string) (api.ScrubAnswer, error) // how scrubs go, from 1 on; nil: well
 	execs      map[string]int                                                            // OP of a command → which run it was
 	scrubs     []string                                                                  // the leases they were asked for
+	lease      time.Time                                                                 // until then it may run what may boot elsewhere
 	kick, stop chan struct{}
 	ended      sync.WaitGroup
 }
@@ -79,6 +80,7 @@ type machineRow struct {
 	cluster  string
 	born     time.Time
 	deadline time.Time
+	leased   bool // it may boot elsewhere
 }
 
 // orderLog is one order that reached the node with a token.
@@ -170,6 +172,15 @@ func (n *modelNode) live(now time.Time) (changed bool, next time.Time) {
 	}
 	boot := max(n.bootTakes, bootTakes)
 	for id, m := range n.vms {
+		switch held := m.leased && soon(n.lease); {
+		case held && (m.State == api.StateRunning || m.State == api.StateBooting):
+			m.State, m.Reason, m.Agent, changed = api.StateStopped, "held", false, true
+			if s := n.ran[id]; s != nil {
+				s.to = now
+			}
+		case !held && m.Reason == "held":
+			m.State, m.Reason, m.born, changed = api.StateBooting, "", now, true
+		}
 		if m.State == api.StateBooting && soon(m.born.Add(boot)) {
 			m.State, changed = api.StateRunning, true
 			if n.failBoots {
@@ -234,6 +245,7 @@ func (n *modelNode) reportAll() time.Duration {
 		if quiet {
 			return time.Second
 		}
+		sent := time.Now()
 		answer, ok := n.beat(replica, token, body, whole)
 		if ok && answer.WantVMs {
 			answer, ok = n.beat(replica, token, body, true)
@@ -241,6 +253,9 @@ func (n *modelNode) reportAll() time.Duration {
 		n.mu.Lock()
 		if delete(n.acked, replica); ok {
 			n.acked[replica], n.joined = body.VMsDigest, true
+			if until := sent.Add(time.Duration(answer.LeaseMS) * time.Millisecond); answer.LeaseMS > 0 && until.After(n.lease) {
+				n.lease = until
+			}
 		} else {
 			next = time.Second
 		}
@@ -427,7 +442,7 @@ func (n *modelNode) create(entry orderLog, body []byte) (int, any, *api.Error, o
 		return 0, nil, refusal, entry
 	}
 	m := &machineRow{Machine: api.Machine{ID: spec.ID, Name: spec.Name, Backend: spec.Backend, Image: spec.Image, GuestOS: spec.GuestOS, VCPUs: spec.VCPUs, MemoryMiB: spec.MemoryMiB,
-		State: api.StateBooting, Labels: spec.Labels, CreatedAt: api.TimeOf(time.Now())}, cluster: spec.Labels[api.LabelCluster], born: time.Now()}
+		State: api.StateBooting, Labels: spec.Labels, CreatedAt: api.TimeOf(time.Now())}, cluster: spec.Labels[api.LabelCluster], born: time.Now(), leased: spec.Reschedulable}
 	if spec.ExpiresInMS != nil {
 		m.deadline = time.Now().Add(time.Duration(*spec.ExpiresInMS) * time.Millisecond)
 	}

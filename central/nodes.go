@@ -259,7 +259,7 @@ func (q *request) registerNode() error {
 	if err != nil {
 		return err
 	}
-	return q.send(http.StatusOK, api.RegisterAnswer{OK: true, NextInMS: q.nextBeat(), WantVMs: want, Replicas: q.r.urls(), Certificate: certificate})
+	return q.send(http.StatusOK, api.RegisterAnswer{OK: true, NextInMS: q.nextBeat(), WantVMs: want, LeaseMS: q.leaseFor(report.Name), Replicas: q.r.urls(), Certificate: certificate})
 }
 
 // admit brings a new host into the log, or one that has to prove who it is.

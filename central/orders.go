@@ -492,6 +492,7 @@ func nodeLabels(row *fsm.VM) map[string]*string {
 func createBody(row *fsm.VM, clusterID string, now api.Time) api.MachineRequest {
 	out := api.MachineRequest{ID: row.ID, Name: row.Name, Backend: row.Backend, Image: row.ImagePath, GuestOS: row.GuestOS, VCPUs: row.VCPUs, MemoryMiB: row.MemoryMiB,
 		DiskSizeGiB: row.DiskGiB, NoAgent: row.NoAgent, Labels: map[string]string{api.LabelCluster: clusterID}, ExpiresInMS: remaining(row, now)}
+	out.Reschedulable = row.Reschedulable
 	for k, v := range nodeLabels(row) {
 		if v != nil {
 			out.Labels[k] = *v

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fluxvm/fluxvm/central/consensus"
@@ -40,6 +41,8 @@ type reign struct {
 	scrubs    scrubs
 	roster    roster
 	stuck     stuckMoves
+
+	verified atomic.Pointer[time.Time] // when a majority last took this replica for the leader
 }
 
 func (g *reign) view() fsm.View { return g.r.state.View() }
@@ -241,6 +244,7 @@ func (r *Replica) reignOnce(ctx context.Context, term uint64) error {
 	work.Go(func() { loop{"member", memberPeriod, nil, g.passMembers}.run(ctx, r.logger) })
 	work.Go(func() { loop{"roster", rosterPeriod, nil, g.passRoster}.run(ctx, r.logger) })
 	work.Go(func() { g.recordFacts(ctx) })
+	work.Go(func() { g.verify(ctx) })
 	for _, l := range g.loops() {
 		work.Go(func() { l.run(ctx, r.logger) })
 	}

@@ -168,7 +168,7 @@ func TestAHostThatIsLostBeforeItIsMergedReturnsFenced(t *testing.T) {
 		if got := r.call(r.leader(), "POST", "/fleet/nodes/"+mobile.Node+"/lost", nil); got.status != http.StatusOK {
 			t.Fatal(got)
 		}
-		r.eventually("it to run elsewhere", time.Minute, func() bool {
+		r.eventually("it to run elsewhere", 6*time.Minute, func() bool {
 			v := r.row(mobile.VM.ID)
 			return v.Node == other && v.State == api.StateRunning
 		})

@@ -47,6 +47,7 @@ type Daemon struct {
 	gate      gate
 	scrubs    *scrubs
 	reserved  *reservations
+	lease     lease
 	templates *templates
 	idle      idle
 
@@ -181,6 +182,7 @@ func (d *Daemon) run(ctx context.Context) (err error) {
 	background.Go(func() { d.keepHouse(ctx) })
 	background.Go(func() { d.beats.run(ctx) })
 	background.Go(func() { d.scanIdle(ctx) })
+	background.Go(func() { d.watchLease(ctx) })
 	background.Go(func() { d.keepSlots(ctx) })
 	if d.cfg.TLS != nil {
 		background.Go(func() { d.cfg.TLS.Run(ctx) })
@@ -258,6 +260,9 @@ func (d *Daemon) load() error {
 	d.tombs = tombs
 	d.gate.seen, d.gate.save = seen, d.store.putFence
 	if d.scrubs.done, err = d.store.scrubs(); err != nil {
+		return err
+	}
+	if d.lease.until, err = d.store.lease(); err != nil {
 		return err
 	}
 	if err := d.templates.load(d.snapshotsDir()); err != nil {

@@ -191,10 +191,14 @@ func (b *beats) beat(ctx context.Context, t *target) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
+	sent := now(b.d.cfg.Facts)
 	answer, err := b.register(ctx, t, report)
 	take(answer.Certificate, err)
 	if err != nil {
 		return 0, err
+	}
+	if answer.LeaseMS > 0 {
+		b.d.renew(sent, time.Duration(answer.LeaseMS)*time.Millisecond)
 	}
 	t.acked = digest
 	if answer.WantVMs {

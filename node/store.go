@@ -37,6 +37,7 @@ type record struct {
 	Renew     renewal `json:"renew,omitempty"`     // what the guest must be given before it may be handed out
 	Parent    string  `json:"parent,omitempty"`    // the VM it was forked from
 	Reclaimed bool    `json:"reclaimed,omitempty"` // the idle scanner inflated the balloon
+	Held      bool    `json:"held,omitempty"`      // stopped because the fleet's lease had run out
 	Autopause bool    `json:"autopause,omitempty"` // the idle scanner paused it: any call resumes it
 }
 
@@ -81,6 +82,7 @@ const (
 	bucketGone = "gone"
 	bucketMeta = "meta"
 	keyFence   = "fence"
+	keyLease   = "lease"
 )
 
 func openStore(dir string) (*store, error) {
@@ -185,6 +187,17 @@ func (s *store) forget(ids []string) error {
 		}
 		return nil
 	})
+}
+
+// lease is the newest mark that was saved; zero without one.
+func (s *store) lease() (m mark, err error) {
+	err = s.db.View(func(tx *bolt.Tx) error {
+		if raw := tx.Bucket([]byte(bucketMeta)).Get([]byte(keyLease)); raw != nil {
+			return json.Unmarshal(raw, &m)
+		}
+		return nil
+	})
+	return m, err
 }
 
 // load reads everything.

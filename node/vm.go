@@ -142,6 +142,9 @@ func (v *vm) live(ctx context.Context) {
 		v.mu.Lock()
 		running, paused := v.run != nil, v.run != nil && v.run.paused
 		next := nextStep(v.rec, running, paused)
+		if v.held() {
+			next = heldStep(next, running)
+		}
 		var ended <-chan struct{}
 		if running {
 			ended = v.run.Done()
@@ -212,7 +215,7 @@ func (v *vm) boot(ctx context.Context) {
 	case err == nil:
 		v.rec.Booted, v.rec.StartedAt = boots, v.d.wall()
 		v.rec.Agent, v.rec.ReadyAt = false, 0
-		v.rec.Saved, v.rec.Reclaimed = false, false
+		v.rec.Saved, v.rec.Reclaimed, v.rec.Held = false, false, false
 		if !restored {
 			v.rec.Renew = renewNothing
 		}
@@ -310,7 +313,8 @@ func (v *vm) awaitAgent(ctx context.Context, r *run) {
 // halt ends the machine: politely where the VM is to be kept, at once where it is to be deleted or cannot hear.
 func (v *vm) halt(ctx context.Context) error {
 	v.mu.Lock()
-	r, force := v.run, v.rec.Wanted == api.StateDeleting || v.run.paused
+	held := v.held()
+	r, force := v.run, v.rec.Wanted == api.StateDeleting || v.run.paused || held
 	v.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, stopGrace)
 	defer cancel()
@@ -320,7 +324,7 @@ func (v *vm) halt(ctx context.Context) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.detachLocked()
-	v.fault = nil
+	v.fault, v.rec.Held = nil, held
 	v.keepLocked()
 	return nil
 }
@@ -434,7 +438,7 @@ func (v *vm) adopt(ctx context.Context) {
 		v.rec.Failed, v.rec.Saved = "", false
 		v.attachLocked(m, v.settlePause(ctx, m, rec))
 		return
-	case rec.Wanted == api.StateDeleting || rec.Wanted == api.StateStopped || rec.Failed != "" || rec.Booted < rec.Boots:
+	case rec.Wanted == api.StateDeleting || rec.Wanted == api.StateStopped || rec.Failed != "" || rec.Booted < rec.Boots || rec.Held:
 		// It was to end anyway, or its boot had not come to an end: live goes on from here.
 		if !errors.Is(err, machine.ErrGone) {
 			v.log.Warn("the machine could not be taken over", "error", err)
@@ -643,7 +647,11 @@ func (v *vm) awaitGone(ctx context.Context) (answer, error) {
 }
 
 func (v *vm) stateLocked() api.VMState {
-	return stateOf(v.rec, v.run != nil, v.run != nil && v.run.paused, v.booting)
+	state := stateOf(v.rec, v.run != nil, v.run != nil && v.run.paused, v.booting)
+	if state == api.StatePlaced && v.held() {
+		return api.StateStopped
+	}
+	return state
 }
 
 // view is the VM as the API shows it.
@@ -662,7 +670,9 @@ func (v *vm) view() api.Machine {
 		CreatedAt: rec.CreatedAt, StartedAt: rec.StartedAt, ReadyAt: rec.ReadyAt, ExpiresAt: rec.ExpiresAt,
 	}
 	if out.Reason == "" && state == api.StateStopped {
-		out.Reason = rec.Note
+		if out.Reason = rec.Note; out.Reason == "" && rec.Wanted != api.StateStopped && v.leased() {
+			out.Reason = reasonHeld
+		}
 	}
 	if rec.Wanted == stateHibernated && out.Reason == "" {
 		out.Reason = "hibernated: it is saved to disk, and the next call wakes it"

@@ -56,6 +56,7 @@ type MachineRequest struct {
 	Balloon         *BalloonDevice    `json:"balloon,omitempty"`
 	Hugepages       bool              `json:"hugepages,omitempty"`
 	VFIODevices     []string          `json:"vfio_devices,omitempty"`
+	Reschedulable   bool              `json:"reschedulable,omitempty"` // it runs only while the host hears the fleet, which may boot it elsewhere
 }
 
 // WithoutForwards is the network with no port of the host taken; nil stays nil.

@@ -192,6 +192,7 @@ type RegisterAnswer struct {
 	Replicas []string `json:"replicas"`
 
 	Certificate string `json:"certificate,omitempty"` // PEM, the answer to a request for one
+	LeaseMS     int64  `json:"lease_ms,omitempty"`    // how long from this beat on VMs that may boot elsewhere may run there
 }
 
 // JoinTokenRequest is the body of POST /fleet/join-tokens. Kind is node or replica.
