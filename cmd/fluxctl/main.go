@@ -31,7 +31,7 @@ func hostCommands() []*cobra.Command {
 	serve := hostd.Command("serve", false)
 	serve.Example = `  fluxctl serve
   fluxctl serve --listen 127.0.0.1:7788 --data ~/fluxvm --backend sim`
-	return []*cobra.Command{serve}
+	return append([]*cobra.Command{serve}, hostd.Helpers()...)
 }
 
 func isTerminal(stream any) bool {

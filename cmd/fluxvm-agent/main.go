@@ -36,6 +36,7 @@ Try it out with "fluxvm-agent dev"; docs/operations.md tells how to run a real f
     --tls-ca ca.pem --listen 10.0.0.5:7788
   fluxvm-agent node --central http://127.0.0.1:7799 --backend sim --label zone=lab --data /tmp/node`
 	root.AddCommand(centralCommand(), node, devCommand())
+	root.AddCommand(hostd.Helpers()...)
 	if err := root.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "fluxvm-agent:", err)
 		var refused *consensus.ExitError

@@ -5,6 +5,9 @@ import "encoding/json"
 // PortName is the name of the virtio-serial port that the agent serves.
 const PortName = "fluxvm.guest.0"
 
+// VsockPort is where the agent listens on vsock, for hosts that have no virtio-serial ports to give.
+const VsockPort = 7799
+
 // Protocol is the version of the messages. It grows when an older agent could misread a newer host.
 const Protocol = 1
 

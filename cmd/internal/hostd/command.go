@@ -67,7 +67,7 @@ Each flag can also be set in the file that --config names (the flag's name with 
 	f.StringVar(&o.Name, "name", "", "name of this host in the fleet (default: the host's name)")
 	f.StringVar(&o.Listen, "listen", node.DefaultListen, "address of the HTTP API")
 	f.StringVar(&o.Data, "data", defaultData(), "directory of records and machines")
-	f.StringVar(&o.Backend, "backend", "auto", "what \"auto\" means here: auto, flux-vm, qemu, procbox, or sim (no VM is real)")
+	f.StringVar(&o.Backend, "backend", "auto", "what \"auto\" means here: auto, vz (Macs), flux-vm, qemu, procbox, or sim (no VM is real)")
 	f.IntVar(&o.CPUOvercommit, "cpu-overcommit", node.DefaultCPUOvercommit, "vCPUs given out for each of the host's processors")
 	f.StringVar(&o.AdminTokenFile, "admin-token-file", "", "file with bearer tokens that may do everything, one a line")
 	f.StringVar(&o.ReadTokenFile, "read-token-file", "", "file with bearer tokens that may read, one a line")
