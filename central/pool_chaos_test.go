@@ -43,7 +43,7 @@ func (k *taker) run(launches int) {
 			both.Go(func() { at[n] = k.r.persistAs(k.t, k.token, "POST", "/fleet/vms", b, "key-"+name) })
 		}
 		both.Wait()
-		id := ""
+		id, ended := "", false
 		for _, got := range at {
 			switch got.status {
 			case http.StatusCreated:
@@ -52,13 +52,13 @@ func (k *taker) run(launches int) {
 				if id != "" && a.VM.ID != id {
 					k.t.Errorf("two replicas answered %s with %s and %s", name, id, a.VM.ID)
 				}
-				id = a.VM.ID
+				id, ended = a.VM.ID, ended || a.VM.State == api.StateDeleting || a.VM.State == api.StateGone // its guest could not have the secret: the other answer says so
 			case http.StatusNotFound, http.StatusForbidden, http.StatusConflict: // no such pool now, or no quota, or its own twin came first
 			default:
 				k.t.Errorf("launching %s: %s", name, got)
 			}
 		}
-		if id != "" {
+		if id != "" && !ended {
 			k.kept[name] = id
 			if i%2 == 1 {
 				if got := k.r.persistAs(k.t, k.token, "DELETE", "/fleet/vms/"+id, nil, ""); got.status != 204 && got.status != 404 {

@@ -202,6 +202,15 @@ func TestLaunchSaysWhyItWasCold(t *testing.T) {
 	}
 }
 
+func TestLaunchWhoseVMHasEndedSaysSo(t *testing.T) {
+	vm := warmVM()
+	vm.State, vm.Reason = api.StateGone, "its guest could not take its claim"
+	w := newWorld(t, newFake(t, answers{"POST /fleet/vms": api.LaunchAnswer{Node: "studio-1", VM: vm}}))
+	if got := w.run("fleet launch build-42 --image x --key k1"); got != 1 || w.out.Len() > 0 || !strings.Contains(w.err.String(), "has ended since: its guest could not") {
+		t.Errorf("exit code %d, %q, %q; want 1 and why it ended", got, w.out.String(), w.err.String())
+	}
+}
+
 func TestLaunchOfUnknownOutcomeNamesItsKey(t *testing.T) {
 	f := newFake(t, answers{"POST /fleet/vms": func(w http.ResponseWriter, r *http.Request) {
 		e := api.Errorf(api.CodeInternal, "x")

@@ -249,9 +249,13 @@ func (a *app) runLaunch(ctx context.Context, c *client.Client, req api.LaunchReq
 	return nil
 }
 
-// notReady is the failure of a launch that was to wait for its VM, which came to another end.
+// notReady is the failure of a launch whose VM has ended, or was waited for and came to another end.
 func notReady(vm api.VM, waited bool) error {
-	if !waited {
+	ended := vm.State == api.StateGone || vm.State == api.StateDeleting
+	switch {
+	case ended && !waited: // a repeat under its key is told so with 201
+		return fmt.Errorf("VM %s was launched and has ended since: %s", vm.Name, cmp.Or(vm.Reason, "it is "+string(vm.State)))
+	case !waited:
 		return nil
 	}
 	switch vm.State {
