@@ -142,14 +142,16 @@ func (d *Daemon) forkVM(c *call) (answer, error) {
 	}
 	parent.touch()
 	var made []api.Machine
+	var copies []*vm
 	for i, w := range wanted {
 		rec := d.newRecord(w)
 		rec.Parent = parent.id
 		v, _, err := d.insert(c, "fork", parent.driver, rec, from)
 		if err != nil {
 			d.unreserveAll(wanted[i:])
-			return answer{}, err
+			return answer{}, errors.Join(err, undoCopies(copies))
 		}
+		copies = append(copies, v)
 		d.carriedOut(c, "fork", v.id, w.Name, map[string]any{"parent": parent.id, "memory_mib": w.MemoryMiB})
 		made = append(made, v.view())
 	}
@@ -157,6 +159,20 @@ func (d *Daemon) forkVM(c *call) (answer, error) {
 		return answer{status: http.StatusCreated, body: made[0]}, nil
 	}
 	return answer{status: http.StatusCreated, body: map[string]any{"vms": made}}, nil
+}
+
+// undoCopies deletes the copies of a fork that could not make them all: its caller is told of none.
+func undoCopies(copies []*vm) error {
+	var errs []error
+	for _, v := range copies {
+		v.mu.Lock()
+		errs = append(errs, v.changeLocked("", func(r *record) error {
+			r.Wanted, r.End = api.StateDeleting, "the fork could not make all of its copies"
+			return nil
+		}))
+		v.mu.Unlock()
+	}
+	return errors.Join(errs...)
 }
 
 // forked is the VM that an earlier fork with this id made.

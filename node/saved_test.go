@@ -4,11 +4,15 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
 
+	"github.com/fluxvm/fluxvm/node/machine"
+	"github.com/fluxvm/fluxvm/node/sim"
 	"github.com/fluxvm/fluxvm/pkg/api"
 )
 
@@ -180,5 +184,34 @@ func TestVMsStartFromANamedSnapshot(t *testing.T) {
 		if h.get(id).State != api.StateRunning {
 			t.Error("the VM it was taken of went with it")
 		}
+	})
+}
+
+// fullDisk is the sim driver on a disk that has room for so many copies.
+type fullDisk struct {
+	*sim.Driver
+	room atomic.Int32
+}
+
+func (f *fullDisk) CopySaved(from, to string) error {
+	if f.room.Add(-1) < 0 {
+		return syscall.ENOSPC
+	}
+	return f.Driver.CopySaved(from, to)
+}
+
+func TestAForkThatCannotMakeAllOfItsCopiesLeavesNone(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		disk := &fullDisk{Driver: sim.New(sim.Config{})}
+		disk.room.Store(2)
+		h := newHost(t, func(c *Config) { c.Drivers = []machine.Driver{disk} })
+		parent := h.boot(nil)
+		h.refused(api.CodeStorageFull, "POST", "/v1/vms/"+parent+"/fork", fields{"count": 3})
+		passes(time.Minute)
+		if all := decode[api.List[api.Machine]](t, h.want(200, "GET", "/v1/vms", nil)).Items; len(all) != 1 || all[0].ID != parent {
+			t.Errorf("got %+v, want the parent alone", all)
+		}
+		disk.room.Store(3)
+		h.want(201, "POST", "/v1/vms/"+parent+"/fork", fields{"count": 3})
 	})
 }
