@@ -46,7 +46,7 @@ func (a *app) addImage() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "image-add NAME --path PATH", Short: "Add an image to the catalog",
 		Long: `Add an image to the catalog. The path is understood on the nodes, by the backend that boots it: a directory with
-vmlinuz and an initramfs for flux-vm, sim: for the simulator. The size is what VMs of the image take unless told
+vmlinuz and an initramfs for flux-vm, a disk image for qemu, "host" for procbox, sim: for the simulator. The size is what VMs of the image take unless told
 otherwise.`,
 		Example: `  fluxctl fleet image-add debian-13 --path /var/lib/fluxvm/images/debian-13 --title "Debian 13" --memory 1G
   fluxctl fleet image-add macos-27-xcode --path /images/macos-27-xcode --guest-os macos --vcpus 6 --memory 16G`,
