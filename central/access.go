@@ -36,6 +36,7 @@ type caller struct {
 	actor  string // for the activity log
 	key    string // id of the key that was shown; empty for the first operator's token
 	secret string // what a node showed
+	from   string // address
 }
 
 // sees says whether the caller may know of something that the tenant owns (empty: the operator).
@@ -94,7 +95,8 @@ func (q *request) authenticate(rt route) error {
 	if !q.caller.may(rt.who, rt.method) {
 		return api.Errorf(api.CodeForbidden, "a key of role %s may not do this; use one that may", q.caller.role)
 	}
-	return nil
+	q.caller.from = q.from
+	return q.spend()
 }
 
 func unknownToken() *api.Error {

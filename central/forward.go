@@ -216,6 +216,11 @@ func (q *request) readyz() error {
 }
 
 func (q *request) getMetrics() error {
+	if q.r.cfg.Network == nil && !q.fromHere() {
+		if err := q.authenticate(route{method: http.MethodGet, who: forOperator}); err != nil {
+			return err
+		}
+	}
 	q.r.metrics.handler().ServeHTTP(q.w, q.Request)
 	return nil
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/fluxvm/fluxvm/fsm"
 	"github.com/fluxvm/fluxvm/pkg/api"
 	"github.com/fluxvm/fluxvm/pkg/certs"
+	"github.com/fluxvm/fluxvm/pkg/guard"
 )
 
 // route is one entry of the table that the API is made from.
@@ -106,7 +107,7 @@ func (r *Replica) routes() []route {
 }
 
 // Handler is the fleet API as clients see it.
-func (r *Replica) Handler() http.Handler { return r.router(false) }
+func (r *Replica) Handler() http.Handler { return r.fence(r.router(false)) }
 
 // PeerHandler is what other replicas see: the API for forwarded requests, and this replica's status.
 func (r *Replica) PeerHandler() http.Handler {
@@ -191,6 +192,7 @@ type request struct {
 	forwarded bool           // it came from another replica
 	from      string         // address of the caller, without a port
 	peer      certs.Identity // that the caller's certificate shows; zero without one
+	leaves    []func()       // that give back what it holds
 }
 
 // answer notes the status for metrics and logs.
@@ -219,8 +221,9 @@ func (r *Replica) handler(rt route, forwarded bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		q := &request{Request: req, r: r, w: &answer{ResponseWriter: w, status: http.StatusOK}, id: named(w, req), forwarded: forwarded}
 		q.from, q.peer = origin(req, forwarded)
+		defer q.leave()
 		if err := q.serve(rt); err != nil {
-			q.fail(err)
+			q.fail(q.refusal(err))
 		}
 		r.metrics.answered(rt.path, rt.method, q.w.status)
 	})
@@ -235,7 +238,12 @@ func (q *request) serve(rt route) error {
 	if rt.path == restorePath {
 		return q.serveCurrent(rt) // its body is no request to be read, but a backup to be kept
 	}
+	if err := q.enter(rt.who); err != nil {
+		return err
+	}
+	read := guard.Body(q.w)
 	raw, err := io.ReadAll(http.MaxBytesReader(q.w, q.Request.Body, api.MaxBody))
+	read()
 	if err != nil {
 		var large *http.MaxBytesError
 		if errors.As(err, &large) {

@@ -194,5 +194,14 @@ func (q *request) listActivity() error {
 		func(a *fsm.Activity) bool {
 			return q.caller.sees(a.Tenant) && (tenant == "" || cmp.Or(a.Tenant, "operator") == tenant) && (actor == "" || a.Actor == actor) &&
 				(action == "" || a.Action == action) && (target == "" || a.Target == target)
-		}, wireActivity))
+		}, q.showActivity))
+}
+
+// showActivity hides from a tenant where its operator sits.
+func (q *request) showActivity(a *fsm.Activity) api.Activity {
+	out := wireActivity(a)
+	if q.caller.tenant != "" && !strings.HasPrefix(a.Actor, "tenant:"+q.caller.tenant+":") {
+		delete(out.Detail, "from")
+	}
+	return out
 }

@@ -17,6 +17,7 @@ type metrics struct {
 	launches *prometheus.CounterVec
 	claimMS  prometheus.Histogram
 	commands prometheus.Counter
+	refusals *prometheus.CounterVec
 }
 
 func newMetrics(r *Replica) *metrics {
@@ -65,6 +66,8 @@ func newMetrics(r *Replica) *metrics {
 			return float64(n)
 		}),
 	)
+	m.refusals = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "fluxvm_refusals_total", Help: "Requests that were refused for what they showed, by code."}, []string{"code"})
+	m.registry.MustRegister(m.refusals)
 	m.registry.MustRegister(poolCollector{r})
 	if r.cfg.TLS != nil {
 		m.registry.MustRegister(gauge("fluxvm_tls_not_after_seconds", "When this replica's certificate ends, in seconds since 1970.",

@@ -58,7 +58,7 @@ func (g *reign) proposeFor(ctx context.Context, who caller, kind fsm.Kind, op *f
 	if err := g.mayPropose(kind); err != nil {
 		return fsm.Result{}, err
 	}
-	raw, err := fsm.Encode(fsm.Envelope{Kind: kind, Now: g.now(), Term: g.term, Actor: who.actor, Token: who.key, Op: op}, body)
+	raw, err := fsm.Encode(fsm.Envelope{Kind: kind, Now: g.now(), Term: g.term, Actor: who.actor, Token: who.key, From: who.from, Op: op}, body)
 	if err != nil {
 		return fsm.Result{}, err
 	}

@@ -105,6 +105,7 @@ type Replica struct {
 	metrics *metrics
 	console *console.Handler
 	used    keyUses
+	limits  limits
 	disk    storage
 	log     *consensus.Node // set by Run before opened is closed
 	opened  chan struct{}
@@ -178,6 +179,7 @@ func New(cfg Config) (*Replica, error) {
 	if r.queries, err = api.QueryParameters(); err != nil {
 		return nil, err
 	}
+	r.limits = newLimits(cfg.Wall, cfg.Network != nil)
 	r.stored.Store(-1)
 	r.metrics = newMetrics(r)
 	return r, nil

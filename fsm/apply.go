@@ -215,6 +215,12 @@ func (t *tx) log(actor, action, target, tenant, outcome string, detail ...string
 			entry.Detail[detail[i]] = detail[i+1]
 		}
 	}
+	if t.env.From != "" && actor == t.env.Actor {
+		if entry.Detail == nil {
+			entry.Detail = map[string]string{}
+		}
+		entry.Detail["from"] = t.env.From
+	}
 	t.insert(tableActivity, entry)
 	if entry.Seq > maxActivity {
 		if old := find[Activity](t.View, tableActivity, "id", number(nil, entry.Seq-maxActivity)); old != nil {

@@ -79,6 +79,7 @@ type Envelope struct {
 	Term  uint64          `json:"term"`               // the leader's term
 	Actor string          `json:"actor,omitempty"`    // who asked: operator, a tenant, warm-pool, central
 	Token string          `json:"token_id,omitempty"` // the key that authorised it; checked again when it applies
+	From  string          `json:"from,omitempty"`     // the address from which it was asked
 	Op    *Op             `json:"op,omitempty"`       // the keyed request behind it
 	Body  json.RawMessage `json:"body,omitempty"`
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/fluxvm/fluxvm/node/machine"
 	"github.com/fluxvm/fluxvm/pkg/api"
+	"github.com/fluxvm/fluxvm/pkg/guard"
 )
 
 const (
@@ -42,6 +43,8 @@ type Daemon struct {
 	loopback bool // the API listens on loopback only
 	secured  bool // the API speaks TLS
 	issue    issue
+	refusals *guard.Rate  // of one address, for tokens that are not good
+	under    *guard.Slots // requests under way
 
 	store     *store
 	gate      gate
@@ -89,6 +92,7 @@ func New(cfg Config) (*Daemon, error) {
 		cfg: cfg, log: cfg.Logger.Named("node").With("node", cfg.Name), events: newEvents(), vms: map[string]*vm{}, tombs: map[string]tombstone{},
 		scrubs: newScrubs(), reserved: newReservations(), templates: newTemplates(), idle: newIdle(), copying: map[string]bool{}, steer: steering(cfg.Drivers), closing: make(chan struct{}), ended: make(chan struct{}),
 	}
+	d.refusals, d.under = guard.NewRate(refusalsPerSecond, refusalsBurst, time.Now), guard.NewSlots(requestsAll, requestsAll)
 	d.instance.Store(uuid.NewString())
 	d.beats = newBeats(d)
 	d.metrics = newMetrics(d)

@@ -18,6 +18,7 @@ import (
 	"github.com/gorilla/mux"
 
 	"github.com/fluxvm/fluxvm/pkg/api"
+	"github.com/fluxvm/fluxvm/pkg/guard"
 )
 
 // role is what a caller may do.
@@ -104,11 +105,18 @@ func (d *Daemon) routes() http.Handler {
 		top = d.steer.Intercept(r)
 	}
 	// A page in a browser on this host may not give orders, even where everyone on loopback is the admin.
-	guard := http.NewCrossOriginProtection()
-	guard.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+	origins := http.NewCrossOriginProtection()
+	origins.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		d.refuse(w, req, api.Errorf(api.CodeForbidden, "requests from web pages of another origin are refused"))
 	}))
-	return d.observe(r, guard.Handler(top))
+	inner := origins.Handler(top)
+	return d.observe(r, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if !guard.Named(req, d.cfg.AdvertiseURL) {
+			d.refuse(w, req, api.Errorf(api.CodeForbidden, "this listener is for this host alone and goes by other names than the one in the Host header; use localhost or 127.0.0.1"))
+			return
+		}
+		inner.ServeHTTP(w, req)
+	}))
 }
 
 // observe names the request and counts it.
@@ -165,9 +173,15 @@ func (d *Daemon) handle(who role, do func(*call) (answer, error)) http.Handler {
 			return
 		}
 		defer d.leave()
+		leave, ok := d.under.Enter("")
+		if !ok {
+			d.refuse(w, req, api.Errorf(api.CodeRateLimited, "this host has as many requests under way as it takes; try again in a moment"))
+			return
+		}
+		defer leave()
 		out, err := d.do(w, req, who, do)
 		if err != nil {
-			d.refuse(w, req, err)
+			d.refuse(w, req, d.refusal(req, err))
 			return
 		}
 		write(w, out)

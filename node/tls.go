@@ -131,3 +131,29 @@ func (d *Daemon) centralTransport() *http.Transport {
 func (d *Daemon) ofCentral(req *http.Request) bool {
 	return !d.secured || certs.PeerOf(req.TLS).Role == certs.Replica
 }
+
+// What one daemon takes.
+const (
+	refusalsPerSecond, refusalsBurst = 5, 100 // of one address, for tokens that are not good
+	requestsAll                      = 512    // under way at once
+)
+
+// refusal writes a request down that was refused for what it showed. From an address with too many of them it says so
+// instead; a good token is never held to what others at its address do.
+func (d *Daemon) refusal(req *http.Request, err error) error {
+	if !errors.Is(err, &api.Error{Code: api.CodeUnauthenticated}) {
+		return err
+	}
+	from, _, splitErr := net.SplitHostPort(req.RemoteAddr)
+	if splitErr != nil {
+		from = req.RemoteAddr
+	}
+	ok, wait := d.refusals.Take(from)
+	if !ok {
+		e := api.Errorf(api.CodeRateLimited, "too many requests from this address were refused for their token; correct it and wait")
+		e.RetryAfterSecs = max(1, int(wait.Seconds()+1))
+		return e
+	}
+	d.log.Warn("refused", "code", string(api.CodeUnauthenticated), "certificate", certs.PeerOf(req.TLS).String(), "from", from, "method", knownMethod(req.Method), "path", req.URL.Path, "request", requestID(req))
+	return err
+}
