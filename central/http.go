@@ -116,7 +116,7 @@ func (r *Replica) PeerHandler() http.Handler {
 	outer.HandleFunc("GET "+keyUsesPath, r.serveKeyUses)
 	outer.HandleFunc("GET "+standingPath, r.serveStanding)
 	outer.Handle("/", r.router(true))
-	return outer
+	return r.onlyMembers(outer)
 }
 
 func (r *Replica) router(forwarded bool) http.Handler {

@@ -116,6 +116,7 @@ type Replica struct {
 	closing chan struct{}                             // closed when the replica ends, so that streams do
 	queries map[string][]string                       // query parameters of each route, by method and path
 	members atomic.Pointer[func() []consensus.Member] // nil until the log is open
+	port    *consensus.Mux                            // nil in memory; set by Run
 	vouched atomic.Pointer[map[string]bool]           // names that other members count as members
 	known   atomic.Pointer[[]string]                  // URLs of all replicas, as far as they have answered
 }
@@ -201,6 +202,7 @@ func (r *Replica) Run(ctx context.Context) (err error) {
 			return err
 		}
 		defer conf.Mux.Close()
+		r.port = conf.Mux
 		self = conf.Mux.Advertise()
 		r.cfg.Peers = &http.Transport{DialContext: conf.Mux.DialHTTP, MaxIdleConnsPerHost: 32, IdleConnTimeout: 90 * time.Second}
 	}

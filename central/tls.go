@@ -123,6 +123,29 @@ func (r *Replica) vouch(known map[string]status) {
 	r.vouched.Store(&names)
 }
 
+// stillMember is acceptMember for a connection that was accepted a while ago.
+func (r *Replica) stillMember(cs *tls.ConnectionState) bool {
+	return len(cs.PeerCertificates) > 0 && r.wall().Before(cs.PeerCertificates[0].NotAfter) && r.acceptMember(certs.PeerOf(cs)) == nil
+}
+
+// siftPeers ends connections of replicas that are no members any more.
+func (r *Replica) siftPeers() {
+	if r.port != nil && r.cfg.TLS != nil {
+		r.port.Sift(r.stillMember)
+	}
+}
+
+// onlyMembers lets only members use the HTTP behind the cluster port, also over a connection that is older than a change.
+func (r *Replica) onlyMembers(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if r.cfg.TLS != nil && (req.TLS == nil || !r.stillMember(req.TLS)) {
+			http.Error(w, "no member of this cluster", http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, req)
+	})
+}
+
 // joinVia carries a new replica's request to be let in.
 func (r *Replica) joinVia() *http.Client {
 	if r.cfg.JoinVia != nil || r.cfg.TLS == nil {

@@ -102,6 +102,18 @@ func (m *Mux) Close() error {
 	return m.closeErr
 }
 
+// Sift closes the Raft connections, secured by TLS, whose other end keep refuses by now.
+func (m *Mux) Sift(keep func(*tls.ConnectionState) bool) {
+	for _, c := range m.raft.accepted() {
+		if secured, ok := c.Conn.(*tls.Conn); ok {
+			if state := secured.ConnectionState(); !keep(&state) {
+				_ = c.Close()
+				m.cfg.Logger.Warn("cluster port closed a connection whose other end may not use it any more", "from", c.RemoteAddr())
+			}
+		}
+	}
+}
+
 func (m *Mux) accept() {
 	pause := 5 * time.Millisecond
 	for {
@@ -300,6 +312,15 @@ func (l *raftLayer) track(conn net.Conn) net.Conn {
 		l.open[c] = true
 	}
 	return c
+}
+
+func (l *raftLayer) accepted() (out []*raftConn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for c := range l.open {
+		out = append(out, c)
+	}
+	return out
 }
 
 func (c *raftConn) Close() error {

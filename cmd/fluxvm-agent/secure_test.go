@@ -284,6 +284,11 @@ func TestTLSEverywhere(t *testing.T) {
 		}
 	}
 	t.Run("what is shown", func(t *testing.T) { f.shows(ctx, t, c) })
+	for entry, err := range c.Activity(ctx, client.ActivityFilter{}) {
+		if err != nil || entry.Action == "POST /fleet/images" && entry.Detail["from"] != "127.0.0.1" {
+			t.Errorf("the activity log does not say from where: %+v, %v", entry, err)
+		}
+	}
 	t.Run("strangers", func(t *testing.T) { f.refusesStrangers(ctx, t) })
 	t.Run("cluster port", func(t *testing.T) { f.guardsClusterPort(ctx, t, c) })
 	t.Run("roles", func(t *testing.T) { f.holdsToRoles(ctx, t) })
@@ -343,6 +348,13 @@ func (f *secureFleet) shows(ctx context.Context, t *testing.T, c *client.Client)
 	if got, err := get(nil, "http://"+f.nodes["node-2"]+"/healthz"); err == nil && !strings.Contains(got, "HTTPS server") {
 		t.Errorf("a node answers without TLS: %s", got)
 	}
+}
+
+// trusting is the TLS of a client of that authority.
+func trusting(ca []byte) *tls.Config {
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(ca)
+	return &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS13}
 }
 
 // refusesStrangers: a client that trusts, or shows a certificate of, another authority, or shows one whose time is over.

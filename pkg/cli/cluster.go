@@ -67,7 +67,7 @@ func (a *app) showCluster(k api.Cluster) {
 		a.done(sentence)
 	}
 	a.details(fmt.Sprintf("term %d, index %d, epoch %d, cluster %s", k.Term, k.Index, k.Epoch, k.ID))
-	g := a.grid("NAME", "ROLE", "HEALTH", "BEHIND", "LAST-CONTACT", "VERSION").wider("CLUSTER-ADDR", "URL", "APPLIED")
+	g := a.grid("NAME", "ROLE", "HEALTH", "BEHIND", "LAST-CONTACT", "VERSION").wider("CLUSTER-ADDR", "URL", "APPLIED", "CERTIFICATE-UNTIL")
 	for _, r := range k.Replicas {
 		health := "healthy"
 		if !r.Healthy {
@@ -81,9 +81,20 @@ func (a *app) showCluster(k api.Cluster) {
 		if r.Role == "leader" || r.LastContactMS < 0 {
 			contact = ""
 		}
-		g.row(r.Name, r.Role, health, behind, contact, r.Version, r.ClusterAddr, r.URL, strconv.FormatUint(r.AppliedIndex, 10))
+		g.row(r.Name, r.Role, health, behind, contact, r.Version, r.ClusterAddr, r.URL, strconv.FormatUint(r.AppliedIndex, 10), a.moment(r.CertificateExpiresAt))
 	}
 	g.print()
+	a.warnOfCertificates(k)
+}
+
+// warnOfCertificates says which replicas' certificates end within 30 days.
+func (a *app) warnOfCertificates(k api.Cluster) {
+	soon := api.TimeOf(a.env.Now().AddDate(0, 0, 30))
+	for _, r := range k.Replicas {
+		if !r.CertificateExpiresAt.IsZero() && r.CertificateExpiresAt < soon {
+			a.note("The certificate of %s ends %s; make another one with fluxctl tls cert replica %s and replace its files.", r.Name, a.moment(r.CertificateExpiresAt), r.Name)
+		}
+	}
 }
 
 func (a *app) joinToken() *cobra.Command {
