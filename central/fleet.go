@@ -279,7 +279,11 @@ func (f *fleet) twin(report *api.Register, now time.Time) twinning {
 		if now.Sub(w.proof) >= twinPeace {
 			w.returns = 0
 		}
-		w.returns, w.proof, w.before = w.returns+1, now, old.report.Instance
+		// Once it may be an old report that was under way for long: what it says, such as the boot before, is not believed.
+		if w.returns, w.proof = w.returns+1, now; w.returns < 2 {
+			f.beats[report.Name] = &b
+			return twinPossible
+		}
 	case report.BootID != old.report.BootID && now.Sub(old.at) < twinPatience:
 		w.rival = report.Instance
 		f.beats[report.Name] = &b

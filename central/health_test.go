@@ -431,3 +431,36 @@ func TestAHostThatHearsTheFleetAgainGoesOnWithWhatItHeld(t *testing.T) {
 		})
 	})
 }
+
+// Failure mode 6: a report may be under way for as long as a replica stands still.
+func TestAReportFromBeforeARebootIsNotBelieved(t *testing.T) {
+	scenario(t, 6, func(t *testing.T, r *rig) {
+		r.ready("n1")
+		n1 := r.node("n1")
+		n1.mu.Lock()
+		old := n1.report()
+		n1.mu.Unlock()
+		old.HasVMs, old.Labels = true, map[string]string{"host": "n1", "os": "old"}
+		n1.with(func() { n1.silent = true })
+		r.wait(40 * time.Second)
+		n1.reboot()
+		n1.with(func() { n1.silent = false })
+		r.eventually("the new boot to be known", time.Minute, func() bool {
+			return r.member(r.leader()).state.View().Node("n1").BootID != old.BootID && r.nodeState("n1").State == api.NodeHealthy
+		})
+		id := r.launch(r.leader(), body{"name": "a", "image": "tiny"}).VM.ID
+		r.running(id)
+		for _, replica := range r.names {
+			if got, err := r.try(replica, n1.secret(), "POST", "/fleet/register", old); err != nil || got.status != 200 {
+				t.Fatalf("%v %s", err, got)
+			}
+		}
+		r.wait(30 * time.Second)
+		if n := r.member(r.leader()).state.View().Node("n1"); n.BootID == old.BootID || n.Labels["os"] != "" || n.State != api.NodeHealthy {
+			t.Errorf("the old report made it %+v", n)
+		}
+		if v := r.row(id); v == nil || v.State != api.StateRunning || n1.has(id) == nil {
+			t.Errorf("the VM of the new boot is %+v", v)
+		}
+	})
+}
