@@ -1,4 +1,4 @@
-//go:build linux
+//go:build linux || darwin
 
 // fluxvm-guest runs inside guests. As process 1 it is the whole init system of a micro-VM: it mounts the kernel's
 // file systems, loads the modules that the image lists, names the host, brings the network up, starts the agent as

@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -20,12 +21,9 @@ import (
 // usage is what a person sees who runs it by hand.
 const usage = `fluxvm-guest: the agent inside a FluxVM guest
 
-  fluxvm-guest        serve the host on the virtio-serial port ` + guest.PortName + `
+  fluxvm-guest        serve the host on the virtio-serial port ` + guest.PortName + ` and on vsock
   /init               the same program as process 1: set the guest up, then do so
 `
-
-// answersWithin is how long a host that reads slowly may hold up the agent's end.
-const answersWithin = time.Second
 
 func main() {
 	switch {
@@ -50,27 +48,33 @@ func main() {
 	}
 }
 
-// serve answers the host until ctx ends.
+// serve answers the host until ctx ends: on the virtio-serial port, and on vsock where the kernel has it. Which of the two
+// a host gives, only the host knows; a guest that has neither waits for the port, whose driver may still be loading.
 func serve(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s := server(owner{root: "/"})
+	var sockets sync.WaitGroup
+	defer sockets.Wait()
+	if l, err := listenVsock(guest.VsockPort); err == nil {
+		sockets.Go(func() {
+			if err := serveVsock(ctx, l, s); err != nil {
+				complain(err)
+			}
+		})
+		defer cancel() // before the wait
+	}
 	port, err := openPort(ctx)
 	if err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
 		return err
 	}
 	defer port.Close()
 	stop := context.AfterFunc(ctx, func() { interrupt(port) })
 	defer stop()
-	return server(owner{root: "/"}).Serve(ctx, port)
-}
-
-func server(o guest.Owner) *guest.Server { return &guest.Server{Poweroff: poweroff, Owner: o} }
-
-// interrupt ends reading. Answers under way still go out; that to the wish to power off is one.
-func interrupt(port interface {
-	SetWriteDeadline(time.Time) error
-	SetReadDeadline(time.Time) error
-}) {
-	_ = port.SetWriteDeadline(time.Now().Add(answersWithin))
-	_ = port.SetReadDeadline(time.Unix(1, 0))
+	return s.Serve(ctx, port)
 }
 
 // openPort waits for the host's port; its driver may still be loading.

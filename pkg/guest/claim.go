@@ -12,14 +12,11 @@ import (
 	"strings"
 )
 
-// Where a claim leaves things in the guest. All but files lie below /run, which a restart of the guest empties.
+// Where a claim leaves things in the guest. All but files lie below runDir, which a restart of the guest empties.
 const (
-	runDir      = "/run/fluxvm"
 	envFile     = runDir + "/env"     // for shells: export NAME='value'
 	environFile = runDir + "/environ" // the same as NAME=value, each ended by a zero byte
 	secretsDir  = runDir + "/secrets" // a file a secret
-	profileFile = "/etc/profile.d/fluxvm.sh"
-	hostsName   = "/etc/hostname"
 )
 
 // Claim is what a guest gets when somebody takes it over.
@@ -64,8 +61,10 @@ func (s *Server) claim(c Claim) error {
 		if err := s.Owner.SetHostname(c.Hostname); err != nil {
 			return fmt.Errorf("setting the hostname: %w", err)
 		}
-		if err := s.write(hostsName, c.Hostname+"\n", 0o644); err != nil {
-			return err
+		if hostsName != "" {
+			if err := s.write(hostsName, c.Hostname+"\n", 0o644); err != nil {
+				return err
+			}
 		}
 	}
 	if err := s.writeEnv(c.Env); err != nil {
@@ -91,8 +90,11 @@ func (s *Server) writeEnv(env map[string]string) error {
 		fmt.Fprintf(&shell, "export %s='%s'\n", k, strings.ReplaceAll(env[k], "'", `'\''`))
 		plain.WriteString(k + "=" + env[k] + "\x00")
 	}
-	return errors.Join(s.write(envFile, shell.String(), 0o644), s.write(environFile, plain.String(), 0o644),
-		s.write(profileFile, "[ ! -r "+envFile+" ] || . "+envFile+"\n", 0o644))
+	err := errors.Join(s.write(envFile, shell.String(), 0o644), s.write(environFile, plain.String(), 0o644))
+	if profileFile != "" {
+		err = errors.Join(err, s.write(profileFile, "[ ! -r "+envFile+" ] || . "+envFile+"\n", 0o644))
+	}
+	return err
 }
 
 // environ is the environment that a claim gave the guest: commands run in it.

@@ -8,7 +8,6 @@ import (
 	"io"
 	"maps"
 	"os"
-	"strings"
 	"sync"
 	"time"
 )
@@ -184,9 +183,7 @@ func (s *session) send(m message) {
 }
 
 func (s *session) hello() Hello {
-	h := Hello{Protocol: Protocol, Claims: s.server.Owner != nil}
+	h := Hello{Protocol: Protocol, Claims: s.server.Owner != nil, BootID: bootID()}
 	h.Hostname, _ = os.Hostname()
-	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	h.BootID = strings.TrimSpace(string(id))
 	return h
 }
