@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fluxvm/fluxvm/cmd/internal/hostd"
+	"github.com/fluxvm/fluxvm/cmd/internal/service"
 	"github.com/fluxvm/fluxvm/pkg/cli"
 )
 
@@ -31,7 +32,7 @@ func hostCommands() []*cobra.Command {
 	serve := hostd.Command("serve", false)
 	serve.Example = `  fluxctl serve
   fluxctl serve --listen 127.0.0.1:7788 --data ~/fluxvm --backend sim`
-	return append([]*cobra.Command{serve}, hostd.Helpers()...)
+	return append([]*cobra.Command{serve, service.Command()}, hostd.Helpers()...)
 }
 
 func isTerminal(stream any) bool {

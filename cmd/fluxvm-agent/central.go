@@ -15,6 +15,7 @@ import (
 	"github.com/fluxvm/fluxvm/central"
 	"github.com/fluxvm/fluxvm/central/consensus"
 	"github.com/fluxvm/fluxvm/cmd/internal/conf"
+	"github.com/fluxvm/fluxvm/cmd/internal/service"
 	"github.com/fluxvm/fluxvm/pkg/certs"
 )
 
@@ -131,7 +132,7 @@ func runCentral(cmd *cobra.Command, o centralOptions) error {
 	if err != nil {
 		return err
 	}
-	return replica.Run(cmd.Context())
+	return service.Notified(cmd.Context(), cfg.Listener.Addr().String(), cfg.TLS != nil, replica.Run)
 }
 
 // joining reads what a new replica shows to a running cluster. Where there is state the token may be gone.

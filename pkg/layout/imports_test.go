@@ -18,6 +18,7 @@ var mayImport = map[string][]string{
 	"pkg/guest":         {},
 	"pkg/layout":        {},
 	"fsm":               {"pkg/api"},
+	"examples/deploy":   {},
 	"central":           {"central/consensus", "central/console", "fsm", "pkg/api", "pkg/certs", "pkg/client", "pkg/guard"},
 	"central/consensus": {"fsm", "pkg/api"},
 	"central/console":   {},

@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/spf13/cobra"
 
+	"github.com/fluxvm/fluxvm/cmd/internal/service"
 	"github.com/fluxvm/fluxvm/node"
 	"github.com/fluxvm/fluxvm/node/machine"
 	"github.com/fluxvm/fluxvm/node/sim"
@@ -133,7 +134,7 @@ func run(cmd *cobra.Command, o options, settings node.Settings) error {
 		return err
 	}
 	defer daemon.Close()
-	return daemon.Run(ctx)
+	return service.Notified(ctx, o.Listen, cfg.TLS != nil, daemon.Run)
 }
 
 func logger(out io.Writer, o options) (hclog.Logger, error) {
