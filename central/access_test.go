@@ -30,6 +30,7 @@ var samples = map[string]sample{
 	"POST /fleet/register":                   {path: "/fleet/register"}, // its body is the node's
 	"GET /fleet/events":                      {path: "/fleet/events"},
 	"GET /fleet/cluster":                     {path: "/fleet/cluster"},
+	"GET /fleet/cluster/checksum":            {path: "/fleet/cluster/checksum"},
 	"POST /fleet/cluster/replicas":           {path: "/fleet/cluster/replicas", body: body{"name": "central-9", "cluster_addr": "central-9:1"}, want: 201},
 	"DELETE /fleet/cluster/replicas/{name}":  {path: "/fleet/cluster/replicas/central-9", want: 204},
 	"POST /fleet/cluster/transfer":           {path: "/fleet/cluster/transfer", want: 204},

@@ -40,6 +40,7 @@ func (r *Replica) routes() []route {
 		{"POST", "/fleet/register", forNodes, true, (*request).registerNode},
 		{"GET", eventsPath, forTenants, true, (*request).streamEvents},
 		{"GET", "/fleet/cluster", forOperator, false, (*request).getCluster},
+		{"GET", "/fleet/cluster/checksum", forOperator, true, (*request).getChecksum},
 		{"POST", "/fleet/cluster/replicas", forReplicas, false, (*request).addReplica},
 		{"DELETE", "/fleet/cluster/replicas/{name}", forOperator, false, (*request).removeReplica},
 		{"POST", "/fleet/cluster/transfer", forOperator, false, (*request).transferLeadership},

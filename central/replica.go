@@ -65,6 +65,10 @@ type Config struct {
 	DiskReserve uint64
 	// ElectionTimeout is raft's. 0 means 2 s.
 	ElectionTimeout time.Duration
+	// SnapshotThreshold is how many log entries make a snapshot worth while, TrailingLogs how many are kept behind it,
+	// SnapshotInterval how often that is looked at. 0 means 8,192, 20,000 and 30 s.
+	SnapshotThreshold, TrailingLogs uint64
+	SnapshotInterval                time.Duration
 	// Version is what the cluster's status shows.
 	Version string
 	// Wall is the clock, with its monotonic part. Nil means time.Now.
@@ -190,7 +194,8 @@ func New(cfg Config) (*Replica, error) {
 // directory must not be used as it is.
 func (r *Replica) Run(ctx context.Context) (err error) {
 	conf := consensus.Config{Name: r.cfg.Name, DataDir: r.cfg.DataDir, Network: r.cfg.Network, FSM: machine{r}, Create: r.cfg.Bootstrap || len(r.cfg.Join) > 0,
-		ElectionTimeout: r.cfg.ElectionTimeout, Logger: r.logger, Exit: r.cfg.Exit}
+		ElectionTimeout: r.cfg.ElectionTimeout, SnapshotThreshold: r.cfg.SnapshotThreshold, TrailingLogs: r.cfg.TrailingLogs, SnapshotInterval: r.cfg.SnapshotInterval,
+		Logger: r.logger, Exit: r.cfg.Exit}
 	defer r.followCertificates(ctx)()
 	self := r.cfg.Name
 	if r.cfg.Network == nil {

@@ -34,6 +34,8 @@ type Config struct {
 	SnapshotThreshold uint64
 	// TrailingLogs is how many entries are kept behind a snapshot for followers that lag. 0 means 20,000.
 	TrailingLogs uint64
+	// SnapshotInterval is how often the threshold is looked at. 0 means 30 s.
+	SnapshotInterval time.Duration
 	// Logger is where the Node and raft log. Nil means nowhere.
 	Logger hclog.Logger
 	// Exit ends the process; it is called at most once, when the replica can do no good any more, from any
@@ -61,6 +63,9 @@ func (c *Config) fill() error {
 	if c.TrailingLogs == 0 {
 		c.TrailingLogs = 20000
 	}
+	if c.SnapshotInterval == 0 {
+		c.SnapshotInterval = 30 * time.Second
+	}
 	if c.Logger == nil {
 		c.Logger = hclog.NewNullLogger()
 	}
@@ -86,7 +91,7 @@ func (c *Config) raft(notify chan<- bool) *raft.Config {
 	conf.ShutdownOnRemove = true
 	conf.TrailingLogs = c.TrailingLogs
 	conf.SnapshotThreshold = c.SnapshotThreshold
-	conf.SnapshotInterval = 30 * time.Second
+	conf.SnapshotInterval = c.SnapshotInterval
 	conf.NoLegacyTelemetry = true
 	conf.NotifyCh = notify
 	conf.Logger = c.Logger.Named("raft")

@@ -128,6 +128,9 @@ func runCentral(cmd *cobra.Command, o centralOptions) error {
 	if cfg.Cluster, err = listen(o.clusterListen, open); err != nil {
 		return errors.Join(err, cfg.Listener.Close())
 	}
+	if err := underTest(&cfg); err != nil {
+		return err
+	}
 	replica, err := central.New(cfg)
 	if err != nil {
 		return err

@@ -34,6 +34,13 @@ type Ready struct {
 	CertificateExpiresAt Time `json:"certificate_expires_at,omitzero"` // of the replica that was asked; absent without TLS
 }
 
+// Checksum sums up one replica's state: at equal index it is equal on every replica.
+type Checksum struct {
+	Name   string `json:"name"`
+	Index  uint64 `json:"index"`
+	SHA256 string `json:"sha256"`
+}
+
 // ReplicaRequest is the body of POST /fleet/cluster/replicas. ClusterAddr is where the other replicas reach it.
 type ReplicaRequest struct {
 	Name        string `json:"name"`

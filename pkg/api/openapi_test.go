@@ -15,7 +15,7 @@ func described() map[string]reflect.Type {
 		Cluster{}, Replica{}, Activity{}, Event{}, VM{}, LaunchRequest{}, Apple{}, CloudInit{}, CloudInitFile{}, Network{}, PortForward{},
 		NetworkRef{}, ExtraDisk{}, BalloonDevice{}, LaunchAnswer{}, DryRunAnswer{}, HostVerdict{}, VMPatch{}, ExecRequest{}, ExecAnswer{}, Size{},
 		PoolRequest{}, PoolPatch{}, RollRequest{}, Pool{}, PoolStatus{}, WarmVM{}, Image{}, ImageRequest{}, ImagePatch{}, Density{},
-		AppleHost{}, Capabilities{}, Node{}, NodePatch{}, Capacity{}, Register{}, ReportedVM{}, RegisterAnswer{}, JoinTokenRequest{}, ReplicaRequest{}, TransferRequest{}, Backup{},
+		AppleHost{}, Capabilities{}, Node{}, NodePatch{}, Capacity{}, Register{}, ReportedVM{}, RegisterAnswer{}, JoinTokenRequest{}, ReplicaRequest{}, TransferRequest{}, Checksum{}, Backup{},
 		NodeDrain{}, DrainBlocker{}, DrainRequest{},
 		JoinToken{}, Error{}, Quota{}, Holding{}, Tenant{}, TenantRequest{}, TenantPatch{}, QuotaPatch{}, TenantPolicy{}, TenantPolicyPatch{}, KeyRequest{}, Key{}, TenantUsage{},
 		Policy{}, PolicyPatch{}, Lease{}, Scrub{}, LeaseRequest{}, LeasePatch{}, Prices{}, VMPrice{}, LeasePrice{}, Rate{}, LedgerRow{},

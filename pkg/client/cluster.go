@@ -107,6 +107,11 @@ func (c *Client) Cluster(ctx context.Context) (api.Cluster, error) {
 	return get[api.Cluster](ctx, c.caller, "/fleet/cluster")
 }
 
+// Checksum sums up the state of the replica that answers: with one endpoint, of that one.
+func (c *Client) Checksum(ctx context.Context) (api.Checksum, error) {
+	return get[api.Checksum](ctx, c.caller, "/fleet/cluster/checksum")
+}
+
 // RemoveReplica takes a member out of the control plane.
 func (c *Client) RemoveReplica(ctx context.Context, name string) error {
 	return remove(ctx, c.caller, at("/fleet/cluster/replicas", name))
