@@ -232,6 +232,9 @@ func costOf(row api.LedgerRow) int64 {
 	return all.Div(all, big.NewInt(3_600_000*1024)).Int64()
 }
 
+// settling is how long a fleet may take to come to rest: a VM that no row knows is removed after ten minutes.
+const settling = 12 * time.Minute
+
 // audit looks at the whole, once nothing is broken any more and no client works.
 func (f *fleet) audit(ctx context.Context) {
 	if why := f.await(ctx, recovery); why != "" {
@@ -239,8 +242,17 @@ func (f *fleet) audit(ctx context.Context) {
 		return
 	}
 	f.settle(ctx)
-	if why := until(ctx, recovery, func() string { return f.unsettled(ctx) }); why != "" {
-		f.rec.broken(checkAudit, "in the end: %s", why)
+	said := ""
+	why := until(ctx, settling, func() string {
+		why := f.unsettled(ctx)
+		if why != said && why != "" {
+			said = why
+			f.rec.log("not settled yet: %s", why)
+		}
+		return why
+	})
+	if why != "" {
+		f.rec.broken(checkAudit, "after %s: %s", settling, why)
 	}
 	f.ledger(ctx)
 	a := f.clients.current(ctx, f.members()[0].target(), operatorToken, "/fleet/tenants/"+acme+"/usage")

@@ -19,35 +19,36 @@ type bug struct {
 	file   string   // from the module's root
 	change []string // old, new, old, new, …
 	found  []string // by one of these checks
+	faults string   // that bring it out; empty: all of them are made
 }
 
 var bugs = []bug{
 	{"stale-read", "central/http.go", []string{ // a follower answers current reads from what it has
 		"	if q.leading() == nil {\n		return q.forward(rt)\n	}\n	if rt.method == http.MethodGet {",
 		"	if q.leading() == nil && rt.method != http.MethodGet {\n		return q.forward(rt)\n	}\n	if rt.method == http.MethodGet && q.leading() != nil {"},
-		[]string{checkIndex, checkHistory, checkRevoked}},
+		[]string{checkIndex, checkHistory, checkRevoked}, ""},
 	{"unverified-read", "central/http.go", []string{ // a leader answers without asking whether it still leads
-		"q.r.log.VerifyRead(ctx); err != nil", "ctx.Err(); err != nil"}, []string{checkIndex, checkHistory}},
+		"q.r.log.VerifyRead(ctx); err != nil", "ctx.Err(); err != nil"}, []string{checkIndex, checkHistory}, "pause-leader,partition"},
 	{"double-claim", "fsm/launch.go", []string{ // some claims leave the spare in the pool
 		"	t.putVM(plan.Claim, &row)\n	p := *plan.Pool", "	if t.index%4 != 0 {\n		t.putVM(plan.Claim, &row)\n	}\n	p := *plan.Pool"},
-		[]string{checkClaim}},
+		[]string{checkClaim}, ""},
 	{"lost-ack", "central/forward.go", []string{ // a leader that is lost before it answers is taken for one that did it
 		"		return api.Errorf(api.CodeOutcomeUnknown, \"the leader was lost", "		if q.Method != http.MethodPost {\n			return q.noContent()\n		}\n		return api.Errorf(api.CodeOutcomeUnknown, \"the leader was lost"},
-		[]string{checkHistory, checkAudit}},
+		[]string{checkHistory, checkAudit}, "kill-leader,kill-all,stop,reset"},
 	{"no-fence", "node/fence.go", []string{ // a host obeys whoever has a token
-		"	if t.older(g.seen) {", "	if false {"}, []string{checkFence}},
+		"	if t.older(g.seen) {", "	if false {"}, []string{checkFence}, ""},
 	{"ledger-drift", "fsm/ledger.go", []string{ // a stretch is charged for a millisecond too much
-		"	row.Amount = row.cost(row.EndedAt)", "	row.Amount = row.cost(row.EndedAt + 1)"}, []string{checkLedger}},
+		"	row.Amount = row.cost(row.EndedAt)", "	row.Amount = row.cost(row.EndedAt + 1)"}, []string{checkLedger}, ""},
 	{"dup-key", "fsm/operation.go", []string{ // some repeats of a request are carried out again
 		"	return replay{have}", "	if t.index%3 == 0 {\n		return nil\n	}\n	return replay{have}"},
-		[]string{checkKey, checkLedger, checkAnswer, checkClaim}},
+		[]string{checkKey, checkLedger, checkAnswer, checkClaim}, ""},
 	{"wall-clock", "fsm/apply.go", []string{ // the state machine reads the replica's own clock
 		"	\"strconv\"\n", "	\"strconv\"\n	\"time\"\n",
-		"	t.now = max(t.meta.Now, env.Now)", "	t.now = max(t.meta.Now, env.Now, api.TimeOf(time.Now()))"}, []string{checkReplicas}},
+		"	t.now = max(t.meta.Now, env.Now)", "	t.now = max(t.meta.Now, env.Now, api.TimeOf(time.Now()))"}, []string{checkReplicas}, ""},
 	{"over-quota", "fsm/launch.go", []string{ // a cold launch is not held to its tenant's quota
-		"	if err := v.mayHold(l.Tenant, holds(p.GuestOS, p.VCPUs, p.MemoryMiB)); err != nil {\n		return p, err\n	}\n", ""}, []string{checkQuota}},
+		"	if err := v.mayHold(l.Tenant, holds(p.GuestOS, p.VCPUs, p.MemoryMiB)); err != nil {\n		return p, err\n	}\n", ""}, []string{checkQuota}, ""},
 	{"lossy-snapshot", "fsm/snapshot.go", []string{ // a snapshot lacks the ledger
-		", partOf[LedgerRow](tableLedger)", ""}, []string{checkLedger, checkReplicas}},
+		", partOf[LedgerRow](tableLedger)", ""}, []string{checkLedger, checkReplicas}, "kill,kill-leader,stop,snapshots"},
 }
 
 // perBug is how long a campaign may take to find one.
@@ -79,7 +80,7 @@ func (b bug) hunt(t *testing.T) Violation {
 	dir := t.TempDir()
 	overlay, path := b.overlay(t, dir), filepath.Join(dir, "report.json")
 	agent := build(t, overlay)
-	err := outside(t, agent, perBug, "CHAOS_IMPATIENT=1", "CHAOS_REPORT="+path)
+	err := outside(t, agent, perBug, "CHAOS_IMPATIENT=1", "CHAOS_REPORT="+path, "CHAOS_FAULTS="+b.faults)
 	raw, read := os.ReadFile(path)
 	if read != nil {
 		t.Fatalf("the campaign did not come to an end: %v, %v", err, read)

@@ -21,6 +21,7 @@ type Config struct {
 	Seed     uint64
 	Replicas int // 3 or 5
 	Hosts    int
+	Faults   []string  // names of those to make; empty: all
 	Out      io.Writer // what happens
 	// Impatient ends the campaign at the first violation.
 	Impatient bool
@@ -141,7 +142,7 @@ func (f *fleet) follow(ctx context.Context) {
 		for e, err := range f.admin.Events(ctx, last) {
 			var refused *api.Error
 			if errors.As(err, &refused) && refused.Code == api.CodeCursorGone { // no replica holds what came since
-				last = client.FromNow
+				last, index, n = client.FromNow, 0, 0 // and now is not the same everywhere
 			}
 			if err != nil {
 				break

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -47,7 +48,7 @@ func (d *deck) next() fault {
 
 // torment makes one fault after the other until ctx ends. After each, recovered says what does not serve yet.
 func (f *fleet) torment(ctx context.Context, d *deck, rest time.Duration, recovered func(context.Context) string) {
-	for ctx.Err() == nil {
+	for ctx.Err() == nil && len(d.faults) > 0 {
 		one := d.next()
 		began := time.Now()
 		what, err := one.do(ctx, d.rng)
@@ -97,7 +98,7 @@ func names(places []*place) string {
 
 // replicaFaults are what can happen to replicas on this machine.
 func (f *fleet) replicaFaults() []fault {
-	all := []fault{
+	all := f.wanted([]fault{
 		{"kill-leader", f.killLeader},
 		{"kill", f.killSome},
 		{"kill-all", f.killAll},
@@ -113,12 +114,21 @@ func (f *fleet) replicaFaults() []fault {
 		{"member", f.exchange},
 		{"snapshots", f.storm},
 		{"transfer", f.transfer},
-	}
+		{"slow-disk", f.slowDisk},
+	})
 	if _, err := exec.LookPath("strace"); err != nil {
+		all = slices.DeleteFunc(all, func(one fault) bool { return one.name == "slow-disk" })
 		f.rec.with(func() { f.rec.skipped["slow-disk"] = "there is no strace" })
+	}
+	return all
+}
+
+// wanted are the faults that the campaign is to make; with none named, all.
+func (f *fleet) wanted(all []fault) []fault {
+	if len(f.cfg.Faults) == 0 {
 		return all
 	}
-	return append(all, fault{"slow-disk", f.slowDisk})
+	return slices.DeleteFunc(all, func(one fault) bool { return !slices.Contains(f.cfg.Faults, one.name) })
 }
 
 // killLeader also measures how long no write is taken.
@@ -191,9 +201,17 @@ func (f *fleet) freeze(ctx context.Context, rng *rand.Rand, places []*place) (st
 		p.daemon.signal(syscall.SIGSTOP)
 	}
 	d := hold(ctx, rng, 500*time.Millisecond, 8*time.Second)
+	var waiting sync.WaitGroup
+	for _, p := range places { // what they are asked now they answer first, before they learn what has happened
+		for range 6 {
+			waiting.Go(func() { f.clients.current(ctx, p.target(), operatorToken, "/fleet/tenants/gap") })
+		}
+	}
+	pause(ctx, 50*time.Millisecond) // for the questions to arrive
 	for _, p := range places {
 		p.daemon.signal(syscall.SIGCONT)
 	}
+	waiting.Wait()
 	return names(places) + " for " + seconds(d), nil
 }
 

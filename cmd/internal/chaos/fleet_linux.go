@@ -139,7 +139,7 @@ func (f *fleet) replicaArgs(p *place) (args, env []string) {
 
 func (f *fleet) hostArgs(h *host, central []string) []string {
 	return []string{"nsenter", "--net=/run/netns/" + hostNet(h.i), f.cfg.Agent, "node", "--name", h.name, "--listen", net.JoinHostPort(hostIP(h.i), hostPort), "--advertise-url", "http://" + net.JoinHostPort(hostIP(h.i), hostPort),
-		"--data", filepath.Join(f.dir, h.name), "--backend", "sim", "--central", strings.Join(central, ","), "--join-token-file", f.tokens, "--admin-token-file", f.tokens, "--heartbeat-secs", "2", "--log-level", "info"}
+		"--data", filepath.Join(f.dir, h.name), "--backend", "sim", "--central", strings.Join(central, ","), "--join-token-file", f.tokens, "--admin-token-file", f.tokens, "--heartbeat-secs", "2", "--insecure", "--log-level", "info"}
 }
 
 // up starts everything and waits until it serves. The links between replicas last as long as whole.

@@ -56,7 +56,7 @@ func (f *fleet) hostFaults() []fault {
 			return h.name, k.do(ctx, h, rng)
 		}})
 	}
-	return all
+	return f.wanted(all)
 }
 
 // steer changes how a host behaves.
