@@ -369,7 +369,7 @@ func (n *modelNode) serve(req *http.Request, body []byte) (status int, answer an
 		if n.vms[entry.id] == nil {
 			return refused(api.Errorf(api.CodeNotFound, "no VM %s here", entry.id))
 		}
-		return http.StatusOK, api.Machine{ID: entry.id}, false
+		return http.StatusOK, n.vms[entry.id].Machine, false
 	case strings.HasSuffix(req.URL.Path, "/exec"):
 		return n.exec(req.Header.Get(api.HeaderFencing))
 	case req.URL.Path == "/v1/scrub":

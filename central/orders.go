@@ -387,6 +387,9 @@ func (o *orders) change(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 		order.Claim = guestClaim(row.Claim, values)
 	}
 	err := o.send(row, node, b, "PATCH", "/v1/vms/"+url.PathEscape(row.ID), order, &now)
+	if err != nil && row.HandOver {
+		err = o.handedOver(row, node, b, err, &now)
+	}
 	code := codeOf(err)
 	var unsent notSent
 	alive := now.State == api.StateRunning || now.State == api.StatePaused
@@ -400,7 +403,7 @@ func (o *orders) change(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 		}
 		o.confirm(row, report)
 		return out, false
-	case row.HandOver && errors.As(err, &unsent) && o.reign.now().Sub(row.ClaimedAt) < handOverPatience:
+	case row.HandOver && errors.As(err, &unsent) && (o.reign.inherited(row) || o.reign.now().Sub(row.ClaimedAt) < handOverPatience):
 		return settled{open: err}, true
 	case row.HandOver && (err == nil || errors.As(err, &unsent) || errors.Is(err, errNoRoute) || order.Claim != nil && code == api.CodeOutcomeUnknown || code != "" && code != api.CodeStaleToken && code != api.CodeInternal && code != api.CodeUnauthenticated && !code.Temporary()):
 		refusal := errorDetail(err)
@@ -435,6 +438,22 @@ func (o *orders) change(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 		return settled{ended: api.Errorf(api.CodeConflict, "VM %s was deleted, for its guest cannot have the launch's claim: %s", row.Name, errorDetail(err))}, false
 	}
 	return settled{open: err}, true
+}
+
+// handedOver makes good the failure of a hand-over that the node has carried out before: a leader answers its launch as
+// soon as the node has it, and may be lost before it has written that down. The name comes with all the rest.
+func (o *orders) handedOver(row *fsm.VM, node *fsm.Node, b *beat, failure error, now *api.Machine) error {
+	if code := codeOf(failure); code == "" && !errors.Is(failure, errNoRoute) || code == api.CodeStaleToken || code.Temporary() {
+		return failure // the order is repeated in any case, or the node is not to be reached
+	}
+	ctx, cancel := context.WithTimeout(o.reign.ctx, orderTimeout)
+	defer cancel()
+	var have api.Machine
+	if err := o.reign.r.calls.call(ctx, node.URL, b.credential, "GET", "/v1/vms/"+url.PathEscape(row.ID), "", nil, &have); err != nil || have.Name != row.Name {
+		return failure
+	}
+	*now = have
+	return nil
 }
 
 // errNoSecrets: another replica led when the launch was accepted, and its client has not come back yet.

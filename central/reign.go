@@ -27,6 +27,7 @@ type reign struct {
 	ctx      context.Context // ends with the leadership
 	term     uint64
 	since    time.Time // by this process's clock
+	found    api.Time  // the last committed time of earlier leaders
 	orders   *orders
 	secrets  secrets
 	outcomes *outcomes
@@ -46,7 +47,11 @@ type reign struct {
 }
 
 func (g *reign) view() fsm.View { return g.r.state.View() }
-func (g *reign) now() api.Time  { return g.r.clock.now() }
+
+// inherited says whether the spare was claimed under an earlier leader, who may have answered the launch.
+func (g *reign) inherited(row *fsm.VM) bool { return row.ClaimedAt <= g.found }
+
+func (g *reign) now() api.Time { return g.r.clock.now() }
 
 // propose commits a command of the leader's own and gives its value; a refusal is an *api.Error.
 func (g *reign) propose(ctx context.Context, kind fsm.Kind, actor string, op *fsm.Op, body any) (fsm.Result, error) {
@@ -234,6 +239,7 @@ func (r *Replica) reignOnce(ctx context.Context, term uint64) error {
 	if err := r.log.Barrier(setUp); err != nil {
 		return err
 	}
+	g.found = g.view().Meta().Now
 	if err := r.initCluster(setUp, g); err != nil {
 		return err
 	}
