@@ -16,8 +16,8 @@ const restartAfter = time.Second // as a service manager would
 // daemon keeps a process running, and notes how it ends.
 type daemon struct {
 	name string
-	log  string // file of what it writes
-	argv func() (args, env []string)
+	log  string                      // file of what it writes
+	argv func() (args, env []string) // called with the lock held: it asks no daemon
 	rec  *record
 
 	mu       sync.Mutex

@@ -44,8 +44,10 @@ func (p *place) name() string {
 	return p.member
 }
 
+func (p *place) url() string { return "http://" + net.JoinHostPort(replicaIP(p.i), apiPort) }
+
 func (p *place) target() target {
-	return target{name: p.name(), url: "http://" + net.JoinHostPort(replicaIP(p.i), apiPort), run: p.daemon.run()}
+	return target{name: p.name(), url: p.url(), run: p.daemon.run()}
 }
 
 // host is a sim node.
@@ -114,7 +116,7 @@ func (f *fleet) newName() string {
 
 func (f *fleet) replicaArgs(p *place) (args, env []string) {
 	address := net.JoinHostPort(replicaIP(p.i), clusterPort)
-	args = []string{"nsenter", "--net=/run/netns/" + replicaNet(p.i), f.cfg.Agent, "central", "--name", p.name(), "--listen", net.JoinHostPort(replicaIP(p.i), apiPort), "--url", "http://" + net.JoinHostPort(replicaIP(p.i), apiPort),
+	args = []string{"nsenter", "--net=/run/netns/" + replicaNet(p.i), f.cfg.Agent, "central", "--name", p.name(), "--listen", net.JoinHostPort(replicaIP(p.i), apiPort), "--url", p.url(),
 		"--cluster-listen", address, "--advertise", net.JoinHostPort(replicaAlias(p.i), clusterPort), "--data", filepath.Join(p.disk, "data"), "--operator-token-file", f.tokens, "--insecure", "--log-level", "info"}
 	p.mu.Lock()
 	joins := p.joins
@@ -123,7 +125,7 @@ func (f *fleet) replicaArgs(p *place) (args, env []string) {
 		var urls []string
 		for _, other := range f.members() {
 			if other != p {
-				urls = append(urls, other.target().url)
+				urls = append(urls, other.url())
 			}
 		}
 		args = append(args, "--join", strings.Join(urls, ","), "--join-token-file", filepath.Join(f.dir, "join-token"))
