@@ -27,14 +27,12 @@ var bugs = []bug{
 		"	if q.leading() == nil {\n		return q.forward(rt)\n	}\n	if rt.method == http.MethodGet {",
 		"	if q.leading() == nil && rt.method != http.MethodGet {\n		return q.forward(rt)\n	}\n	if rt.method == http.MethodGet && q.leading() != nil {"},
 		[]string{checkIndex, checkHistory, checkRevoked}, ""},
-	{"unverified-read", "central/http.go", []string{ // a leader answers without asking whether it still leads
-		"q.r.log.VerifyRead(ctx); err != nil", "ctx.Err(); err != nil"}, []string{checkIndex, checkHistory}, "pause-leader,partition"},
 	{"double-claim", "fsm/launch.go", []string{ // some claims leave the spare in the pool
 		"	t.putVM(plan.Claim, &row)\n	p := *plan.Pool", "	if t.index%4 != 0 {\n		t.putVM(plan.Claim, &row)\n	}\n	p := *plan.Pool"},
 		[]string{checkClaim}, ""},
 	{"lost-ack", "central/forward.go", []string{ // a leader that is lost before it answers is taken for one that did it
 		"		return api.Errorf(api.CodeOutcomeUnknown, \"the leader was lost", "		if q.Method != http.MethodPost {\n			return q.noContent()\n		}\n		return api.Errorf(api.CodeOutcomeUnknown, \"the leader was lost"},
-		[]string{checkHistory, checkAudit}, "kill-leader,kill-all,stop,reset"},
+		[]string{checkHistory, checkAudit, checkRevoked}, "kill-leader,kill-all,stop,reset"},
 	{"no-fence", "node/fence.go", []string{ // a host obeys whoever has a token
 		"	if t.older(g.seen) {", "	if false {"}, []string{checkFence}, ""},
 	{"ledger-drift", "fsm/ledger.go", []string{ // a stretch is charged for a millisecond too much
