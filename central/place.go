@@ -111,7 +111,7 @@ func exclude(view fsm.View, node *fsm.Node, w weather, n need, taken load) strin
 	}
 	level := w.density.HostPressureLevel
 	switch {
-	case len(w.images) > 0 && !slices.Contains(w.images, n.imagePath):
+	case lacks(w.images, n.imagePath):
 		return api.WhyImage
 	case level != nil && *level == api.PressureCritical:
 		return api.WhyPressure
@@ -168,4 +168,13 @@ func boolCompare(a, b bool) int {
 		return -1
 	}
 	return 1
+}
+
+// lacks says whether a host that reports these images does not have the one at the path. Each host reports the images that
+// were imported on it; of others it knows only where a driver knows them all.
+func lacks(reported []string, path string) bool {
+	if slices.Contains(reported, path) {
+		return false
+	}
+	return strings.HasPrefix(path, api.LocalImage) || slices.ContainsFunc(reported, func(r string) bool { return !strings.HasPrefix(r, api.LocalImage) })
 }

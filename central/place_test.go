@@ -247,3 +247,23 @@ func TestColdFieldRulesWarmVMsOut(t *testing.T) {
 		}
 	}
 }
+
+func TestImportedImagesAreWantedWhereTheyAreReported(t *testing.T) {
+	for _, c := range []struct {
+		path     string
+		reported []string
+		lacks    bool
+	}{
+		{"/img", nil, false}, // nobody knows
+		{"/img", []string{"/other"}, true},
+		{"/img", []string{"local:mac"}, false}, // an imported one says nothing of others
+		{"/img", []string{"local:mac", "/img"}, false},
+		{"local:mac", nil, true},
+		{"local:mac", []string{"/img"}, true},
+		{"local:mac", []string{"local:mac"}, false},
+	} {
+		if got := lacks(c.reported, c.path); got != c.lacks {
+			t.Errorf("%s among %q: got %v", c.path, c.reported, got)
+		}
+	}
+}

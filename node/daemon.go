@@ -272,6 +272,7 @@ func (d *Daemon) load() error {
 	if err := d.templates.load(d.snapshotsDir()); err != nil {
 		return err
 	}
+	d.sweepImports()
 	if d.cfg.VCPUsTotal == 0 {
 		d.cfg.VCPUsTotal = runtime.NumCPU()
 	}

@@ -17,13 +17,6 @@ func (d *Daemon) hostMemory(*call) (answer, error) {
 	return ok(m)
 }
 
-// imageItem is one entry of GET /v1/images.
-type imageItem struct {
-	Path    string `json:"path"`
-	Backend string `json:"backend"`
-	VMs     int    `json:"vms"` // on this host that were made from it
-}
-
 // imageLister is a driver that knows what it can boot.
 type imageLister interface {
 	// Images are paths or names that a create may give.
@@ -31,7 +24,7 @@ type imageLister interface {
 }
 
 // images are what the drivers offer and what VMs here were made from, by path and then backend.
-func (d *Daemon) images() []imageItem {
+func (d *Daemon) images() []api.HostImage {
 	type key struct{ path, backend string }
 	count := map[key]int{}
 	for _, driver := range d.cfg.Drivers {
@@ -50,11 +43,11 @@ func (d *Daemon) images() []imageItem {
 	keys := slices.SortedFunc(maps.Keys(count), func(a, b key) int {
 		return cmp.Or(cmp.Compare(a.path, b.path), cmp.Compare(a.backend, b.backend))
 	})
-	out := make([]imageItem, 0, len(keys))
+	out := make([]api.HostImage, 0, len(keys))
 	for _, k := range keys {
-		out = append(out, imageItem{Path: k.path, Backend: k.backend, VMs: count[k]})
+		out = append(out, api.HostImage{Path: k.path, Backend: k.backend, VMs: count[k]})
 	}
-	return out
+	return d.withImported(out)
 }
 
 // imagePaths are the images of the report.
@@ -65,12 +58,15 @@ func (d *Daemon) imagePaths() []string {
 			paths = append(paths, l.Images()...)
 		}
 	}
+	for name := range d.importedImages() {
+		paths = append(paths, api.LocalImage+name)
+	}
 	slices.Sort(paths)
 	return slices.Compact(paths)
 }
 
 func (d *Daemon) listImages(c *call) (answer, error) {
-	page, err := pageOf(c, d.images(), func(i imageItem) string { return i.Path + " " + i.Backend })
+	page, err := pageOf(c, d.images(), func(i api.HostImage) string { return i.Path + " " + i.Backend })
 	if err != nil {
 		return answer{}, err
 	}

@@ -105,6 +105,10 @@ func (d *Daemon) newRecord(req api.MachineRequest) record {
 // complete fills the defaults in and picks the driver.
 func (d *Daemon) complete(req *api.MachineRequest) (machine.Driver, error) {
 	req.Name = cmp.Or(req.Name, "vm-"+req.ID[:8])
+	var err error
+	if req.Image, err = d.localImage(req.Image); err != nil {
+		return nil, err
+	}
 	req.VCPUs = cmp.Or(req.VCPUs, 1)
 	if req.GuestOS == "" && req.Apple != nil {
 		req.GuestOS = req.Apple.GuestOS

@@ -95,6 +95,8 @@ func (d *Daemon) routes() http.Handler {
 	at(http.MethodPost, "/v1/sandboxes/{id}/wake", admin, d.wakeSandbox)
 	at(http.MethodPost, "/v1/scrub", admin, d.scrub)
 	at(http.MethodGet, "/v1/host/memory", reader, d.hostMemory)
+	at(http.MethodPost, "/v1/images", admin, d.importImage)
+	at(http.MethodDelete, "/v1/images/{name}", admin, d.removeImage)
 	at(http.MethodGet, "/v1/images", reader, d.listImages, "cursor", "limit")
 	at(http.MethodGet, "/v1/events", reader, d.listEvents, "cursor", "limit", "since")
 	at(http.MethodGet, "/v1/sandboxes/density", reader, func(*call) (answer, error) { return ok(d.density()) })

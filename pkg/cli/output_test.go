@@ -205,6 +205,10 @@ func TestOutput(t *testing.T) {
 			"NAME   BACKEND  SIZE             DISK  AGE",
 			"tools  flux-vm  1 vCPU, 512 MiB  -     5m")},
 		{line: "vm snapshot-rm tools", out: said("✓ Deleted tools")},
+		{line: "image ls", out: said("IMAGE            SIZE   BACKEND  VMS", "local:debian-13  2 GiB  -        2")},
+		{line: "image rm local:debian-13", out: said("✓ Deleted image debian-13")},
+		{line: "image import debian-13 --from /srv/x.tar --digest sha256:" + strings.Repeat("a", 64), out: said("✓ Imported debian-13 (2 GiB)",
+			"  Let the fleet launch it: fluxctl fleet image-add debian-13 --path local:debian-13")},
 		{line: "version", out: "fluxctl 1.2.3\n"},
 	} {
 		t.Run(c.line, func(t *testing.T) {

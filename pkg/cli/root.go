@@ -41,7 +41,7 @@ func (a *app) root() *cobra.Command {
 		`FluxVM fleet on the command line.
 
 fleet and cluster verbs speak to the fleet: FLUXVM_FLEET_URL names its replicas, or a context does
-(fluxctl context add). vm, sandbox, balloon and memory verbs speak to one host: FLUXVM_API. FLUXVM_TOKEN
+(fluxctl context add). vm, sandbox, image, balloon and memory verbs speak to one host: FLUXVM_API. FLUXVM_TOKEN
 or FLUXVM_TOKEN_FILE holds the token, FLUXVM_CA_CERT the certificate to trust, FLUXCTL_OUTPUT the default
 of --output.
 
@@ -49,7 +49,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 refused, 5 unavailab
 		`  fluxctl fleet launch build-42 --image macos-27-xcode --ttl 2h
   fluxctl fleet pools
   fluxctl cluster status`,
-		a.fleetCommand(), a.clusterCommand(), a.hostCommand(), a.balloonCommand(), a.memoryCommand(), a.sandboxCommand(), a.contextCommand(), a.tlsCommand(), a.completionCommand(), a.versionCommand())
+		a.fleetCommand(), a.clusterCommand(), a.hostCommand(), a.balloonCommand(), a.memoryCommand(), a.sandboxCommand(), a.imageCommand(), a.contextCommand(), a.tlsCommand(), a.completionCommand(), a.versionCommand())
 	root.SetIn(a.env.In)
 	root.SetOut(a.env.Out)
 	root.SetErr(a.env.Err)

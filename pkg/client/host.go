@@ -5,11 +5,15 @@ import (
 	"errors"
 	"iter"
 	"net/http"
+	"time"
 
 	"github.com/google/uuid"
 
 	"github.com/fluxvm/fluxvm/pkg/api"
 )
+
+// importHold is how long a host may take to import an image.
+const importHold = 2 * time.Hour
 
 // Host speaks to the API of one node (/v1).
 type Host struct{ caller *caller }
@@ -140,6 +144,24 @@ func (h *Host) Snapshots(ctx context.Context) iter.Seq2[api.Snapshot, error] {
 // DeleteSnapshot removes a snapshot. VMs that started from it go on.
 func (h *Host) DeleteSnapshot(ctx context.Context, name string) error {
 	return remove(ctx, h.caller, at("/v1/snapshots", name))
+}
+
+// Images lists the host's images.
+func (h *Host) Images(ctx context.Context) iter.Seq2[api.HostImage, error] {
+	return pages[api.HostImage](ctx, h.caller, "/v1/images", nil)
+}
+
+// ImportImage puts an image below the host's data directory. It returns once it is all there, however long that takes; a
+// repeat with the same digest changes nothing.
+func (h *Host) ImportImage(ctx context.Context, req api.ImportRequest) (api.HostImage, error) {
+	var out api.HostImage
+	_, err := h.caller.do(ctx, call{method: http.MethodPost, path: "/v1/images", body: req, key: req.Digest, hold: importHold, out: &out})
+	return out, err
+}
+
+// RemoveImage removes an image that was imported and that no VM of the host was made from.
+func (h *Host) RemoveImage(ctx context.Context, name string) error {
+	return remove(ctx, h.caller, at("/v1/images", name))
 }
 
 // Sandboxes lists the host's sandboxes.
