@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -201,4 +202,18 @@ func (o *object) shortest() (text string) {
 		return "the last of them" + text
 	}
 	return "only as a whole"
+}
+
+func sortedByReturn(ops []porcupine.Operation) []porcupine.Operation {
+	out := slices.Clone(ops)
+	slices.SortFunc(out, func(a, b porcupine.Operation) int {
+		switch {
+		case a.Return < b.Return:
+			return -1
+		case a.Return > b.Return:
+			return 1
+		}
+		return 0
+	})
+	return out
 }

@@ -3,11 +3,8 @@ package chaos
 import (
 	"context"
 	"net/http"
-	"slices"
 	"sync"
 	"time"
-
-	"github.com/anishathalye/porcupine"
 )
 
 const (
@@ -65,18 +62,4 @@ func (w *writes) after(ctx context.Context, at time.Time) (time.Duration, bool) 
 			return 0, false
 		}
 	}
-}
-
-func sortedByReturn(ops []porcupine.Operation) []porcupine.Operation {
-	out := slices.Clone(ops)
-	slices.SortFunc(out, func(a, b porcupine.Operation) int {
-		switch {
-		case a.Return < b.Return:
-			return -1
-		case a.Return > b.Return:
-			return 1
-		}
-		return 0
-	})
-	return out
 }
