@@ -143,6 +143,29 @@ func (s *stream) so(far int) (ids, says []string) {
 	return append([]string(nil), s.ids[far:]...), append([]string(nil), s.says[far:]...)
 }
 
+// A key that another replica has just acknowledged opens a stream everywhere; one that nobody made opens none.
+func TestANewKeyOpensAStreamOnEveryReplica(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
+		r.ready("n1")
+		r.tenant("acme", nil)
+		for range 5 {
+			key := r.key("acme", api.RoleTenant, 0)
+			for _, replica := range r.names {
+				_, status, stop := r.followAs(key.Secret, replica, "?from=now")
+				stop()
+				if status != http.StatusOK {
+					t.Errorf("%s answered %d to a new key", replica, status)
+				}
+			}
+		}
+		_, status, stop := r.followAs("fvx_nobody", r.follower(), "?from=now")
+		stop()
+		if status != http.StatusUnauthorized {
+			t.Errorf("a token that nobody made got %d", status)
+		}
+	})
+}
+
 func TestAStreamGoesOnOverALeaderChange(t *testing.T) {
 	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1")

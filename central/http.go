@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"time"
 	"syscall"
 
 	"github.com/google/uuid"
@@ -254,7 +255,12 @@ func (q *request) serve(rt route) error {
 	}
 	q.body = raw
 	if rt.local {
-		if err := q.admitTo(rt); err != nil {
+		err := q.admitTo(rt)
+		if known := (*api.Error)(nil); errors.As(err, &known) && known.Code == api.CodeUnauthenticated && q.leading() == nil {
+			q.catchUp() // the token may be newer than what this replica has
+			err = q.admitTo(rt)
+		}
+		if err != nil {
 			return err
 		}
 		return rt.handle(q)
@@ -275,6 +281,17 @@ func (q *request) serve(rt route) error {
 		return q.handle(rt)
 	}
 	return q.serveCurrent(rt)
+}
+
+// catchUp waits, a few seconds at most, until this replica has applied what the leader had when it was asked.
+func (q *request) catchUp() {
+	ctx, cancel := context.WithTimeout(q.Context(), leaderPatience)
+	defer cancel()
+	leader, _ := q.r.log.Leader()
+	want := q.r.statuses(ctx)[leader].Applied
+	for q.r.log.AppliedIndex() < want && ctx.Err() == nil {
+		pause(ctx, 5*time.Millisecond)
+	}
 }
 
 // serveCurrent answers on the leader, wherever the request came in.
