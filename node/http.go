@@ -111,9 +111,9 @@ func (d *Daemon) routes() http.Handler {
 	origins.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		d.refuse(w, req, api.Errorf(api.CodeForbidden, "requests from web pages of another origin are refused"))
 	}))
-	inner := origins.Handler(top)
+	inner, given := origins.Handler(top), d.cfg.AdvertiseURL
 	return d.observe(r, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		if !guard.Named(req, d.cfg.AdvertiseURL) {
+		if !guard.Named(req, given) {
 			d.refuse(w, req, api.Errorf(api.CodeForbidden, "this listener is for this host alone and goes by other names than the one in the Host header; use localhost or 127.0.0.1"))
 			return
 		}

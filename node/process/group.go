@@ -286,12 +286,21 @@ func (g *Group) Freeze(ctx context.Context, on bool) error {
 	} else if on {
 		word, want = "FROZEN", "FROZEN"
 	}
-	if err := writeFile(filepath.Join(dir, file), word); err != nil {
-		return fmt.Errorf("halting processes: %w", err)
-	}
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for {
+	for try := 1; ; try++ {
+		// A freezer of version 1 can miss processes that are just being made, and then never gets there by itself: it is
+		// told again, and now and then lets all go on for a moment.
+		if on && !g.unified && try%50 == 0 {
+			if err := writeFile(filepath.Join(dir, file), "THAWED"); err != nil {
+				return fmt.Errorf("halting processes: %w", err)
+			}
+		}
+		if try == 1 || !g.unified {
+			if err := writeFile(filepath.Join(dir, file), word); err != nil {
+				return fmt.Errorf("halting processes: %w", err)
+			}
+		}
 		raw, err := os.ReadFile(filepath.Join(dir, state))
 		if err != nil {
 			return fmt.Errorf("halting processes: %w", err)
