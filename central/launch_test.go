@@ -264,6 +264,35 @@ func TestARefusedRenameEndsTheSpareAndBootsNormally(t *testing.T) {
 	})
 }
 
+// An order may arrive when its sender has long given up. By then the VM is elsewhere, or no longer wanted.
+func TestACreateThatArrivesLateMakesNoSecondVM(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
+		r.ready("n1", "n2")
+		dry := into[api.DryRunAnswer](t, r.call(r.leader(), "POST", "/fleet/vms?dry_run=true", body{"image": "tiny"}))
+		n := r.node(*dry.Node)
+		n.with(func() { n.late, n.refuse = 30*time.Second, api.Errorf(api.CodeUnavailable, "not now") })
+		got := into[api.LaunchAnswer](t, r.insist("POST", "/fleet/vms", body{"name": "a", "image": "tiny"}, "k"))
+		if got.Node == n.name {
+			t.Fatalf("it is on %s, which refused it", got.Node)
+		}
+		n.with(func() { n.refuse = nil })
+		r.wait(time.Minute)
+		if n.has(got.VM.ID) != nil {
+			t.Errorf("%s made the VM as well", n.name)
+		}
+
+		n.with(func() { n.late = 30 * time.Second })
+		r.insist("POST", "/fleet/pools", body{"name": "p", "image": "tiny", "min_ready": 1, "nodes": []string{n.name}}, "p")
+		r.eventually("the spare's create to be under way", time.Minute, func() bool { n.mu.Lock(); defer n.mu.Unlock(); return n.late == 0 })
+		r.insist("PATCH", "/fleet/pools/p", body{"min_ready": 0}, "")
+		r.eventually("the spare to be gone", time.Minute, func() bool { return len(r.vms()) == 1 })
+		r.wait(time.Minute)
+		if n.count() != 0 {
+			t.Errorf("%s has %d VMs of a pool that keeps none", n.name, n.count())
+		}
+	})
+}
+
 // The daemon of a host is started anew, as for an upgrade: for a moment nothing listens there.
 func TestASpareWaitsAMomentForTheDaemonOfItsHost(t *testing.T) {
 	for _, away := range []time.Duration{100 * time.Millisecond, 1500 * time.Millisecond} {

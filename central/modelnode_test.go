@@ -40,6 +40,7 @@ type modelNode struct {
 	joined     bool
 	vms        map[string]*machineRow
 	gone       map[string]ending // ended VMs
+	barred     map[string]bool   // whose end came before they were made
 	ran        map[string]*span  // when machines really ran
 	orders     []orderLog
 	epoch      uint64
@@ -91,7 +92,7 @@ type orderLog struct {
 }
 
 func (r *rig) addNode(name string, change func(*modelNode)) *modelNode {
-	n := &modelNode{rig: r, name: name, vms: map[string]*machineRow{}, gone: map[string]ending{}, ran: map[string]*span{}, claims: map[string][]api.GuestClaim{}, execs: map[string]int{}, acked: map[string]string{}, kick: make(chan struct{}, 1), stop: make(chan struct{})}
+	n := &modelNode{rig: r, name: name, vms: map[string]*machineRow{}, gone: map[string]ending{}, barred: map[string]bool{}, ran: map[string]*span{}, claims: map[string][]api.GuestClaim{}, execs: map[string]int{}, acked: map[string]string{}, kick: make(chan struct{}, 1), stop: make(chan struct{})}
 	n.facts = api.Register{Name: name, UUID: uuid.NewString(), BootID: "boot-1", Instance: "daemon-1", URL: "http://" + name, Backends: []string{api.BackendSim},
 		Capabilities: api.Capabilities{Rename: true, Claim: true}, VCPUsTotal: 64, MemoryMiBTotal: 65536, CPUOvercommit: 1, Labels: map[string]string{"host": name}, Images: []string{},
 		Density: api.Density{HostMemAvailableMiB: 60000}}
@@ -407,6 +408,7 @@ func (n *modelNode) carryOut(entry orderLog, body []byte) (int, any, *api.Error,
 		return n.change(entry, body)
 	case http.MethodDelete:
 		if n.vms[entry.id] == nil {
+			n.barred[entry.id] = true
 			entry.outcome = "absent"
 			return 0, nil, api.Errorf(api.CodeNotFound, "no VM %s here", entry.id), entry
 		}
@@ -434,7 +436,7 @@ func (n *modelNode) create(entry orderLog, body []byte) (int, any, *api.Error, o
 		return http.StatusCreated, have.Machine, nil, entry
 	}
 	refusal := n.refuse
-	if n.gone[spec.ID].why != "" {
+	if n.gone[spec.ID].why != "" || n.barred[spec.ID] {
 		refusal = api.Errorf(api.CodeConflict, "VM %s was here and has ended", spec.ID)
 	}
 	if refusal != nil {

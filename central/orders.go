@@ -309,6 +309,11 @@ func (o *orders) create(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 		o.doubt(row)
 		return settled{open: err}, true
 	}
+	if o.doubts(row) { // an earlier order may still be on its way there; after this one it makes nothing
+		if err := o.send(row, node, b, "DELETE", "/v1/vms/"+url.PathEscape(row.ID), nil, nil); err != nil && codeOf(err) != api.CodeNotFound {
+			return settled{open: err}, true
+		}
+	}
 	moved, err := o.reign.move(row, refusal, why)
 	if err != nil {
 		return settled{open: err}, true

@@ -57,6 +57,7 @@ type Daemon struct {
 	mu        sync.Mutex
 	vms       map[string]*vm
 	tombs     map[string]tombstone
+	barred    map[string]mark // ids whose end was ordered before they were made, and when
 	scrubbing bool            // no VM may come
 	copying   map[string]bool // ids of VMs whose saved state is being put in place
 
@@ -89,7 +90,7 @@ func New(cfg Config) (*Daemon, error) {
 		return nil, fmt.Errorf("configuring the node: %w", err)
 	}
 	d := &Daemon{
-		cfg: cfg, log: cfg.Logger.Named("node").With("node", cfg.Name), events: newEvents(), vms: map[string]*vm{}, tombs: map[string]tombstone{},
+		cfg: cfg, log: cfg.Logger.Named("node").With("node", cfg.Name), events: newEvents(), vms: map[string]*vm{}, tombs: map[string]tombstone{}, barred: map[string]mark{},
 		scrubs: newScrubs(), reserved: newReservations(), templates: newTemplates(), idle: newIdle(), copying: map[string]bool{}, steer: steering(cfg.Drivers), closing: make(chan struct{}), ended: make(chan struct{}),
 	}
 	d.refusals, d.under = guard.NewRate(refusalsPerSecond, refusalsBurst, time.Now), guard.NewSlots(requestsAll, requestsAll)
@@ -346,6 +347,10 @@ func (d *Daemon) forgetOld() error {
 			delete(d.tombs, id)
 		}
 	}
+	maps.DeleteFunc(d.barred, func(_ string, since mark) bool {
+		ago, ok := at.since(since)
+		return ok && ago > keepGone
+	})
 	d.mu.Unlock()
 	if len(old) == 0 {
 		return nil
@@ -419,7 +424,30 @@ func (d *Daemon) list() []*vm {
 	return out
 }
 
-// find is the VM with the id; not_found without one.
+// bar keeps a VM from being made of which this host knows nothing: an order that was given before its end may still
+// be on its way. Such an order does not outlive the daemon, so this need not either.
+func (d *Daemon) bar(id string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.vms[id] != nil {
+		return beingMade(id)
+	}
+	d.barred[id] = now(d.cfg.Facts)
+	return nil
+}
+
+func beingMade(id string) error {
+	return api.Errorf(api.CodeUnavailable, "VM %s is only being made; try again", id)
+}
+
+// endedLocked says that no VM may be made under the id any more.
+func (d *Daemon) endedLocked(id string) bool {
+	_, buried := d.tombs[id]
+	_, barred := d.barred[id]
+	return buried || barred
+}
+
+// find is the VM with the id; not_found without one, unavailable while its create is not decided.
 func (d *Daemon) find(id string) (*vm, error) {
 	d.mu.Lock()
 	v := d.vms[id]
@@ -430,6 +458,7 @@ func (d *Daemon) find(id string) (*vm, error) {
 		case <-v.committed:
 			return v, nil
 		default:
+			return nil, beingMade(id)
 		}
 	}
 	if buried {

@@ -52,6 +52,23 @@ func TestAnOlderLeadershipIsRefusedAlsoAfterARestart(t *testing.T) {
 	})
 }
 
+// The fleet gave up on a create whose answer did not come, and has ended the VM. Then the create arrives.
+func TestACreateThatComesAfterItsEndMakesNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		h := newHost(t, nil)
+		id, other := uuid.NewString(), uuid.NewString()
+		h.want(201, "POST", "/v1/vms", body(uuid.NewString(), fields{"name": "first"}), fenced("1.5.1")...)
+		h.refused(api.CodeStaleToken, "DELETE", "/v1/vms/"+other, nil, fenced("1.4.2")...)
+		for range 2 {
+			h.refused(api.CodeNotFound, "DELETE", "/v1/vms/"+id, nil, fenced("1.5.3")...)
+		}
+		h.refused(api.CodeConflict, "POST", "/v1/vms", body(id, nil), fenced("1.5.2")...)
+		h.refused(api.CodeNotFound, "GET", "/v1/vms/"+id, nil)
+		h.refused(api.CodeNotFound, "DELETE", "/v1/vms/"+other, nil) // an admin's, who knows what comes next
+		h.want(201, "POST", "/v1/vms", body(other, fields{"name": "other"}), fenced("1.5.2")...)
+	})
+}
+
 func TestARepeatedOrderIsNotCarriedOutAgain(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		h := newHost(t, nil)

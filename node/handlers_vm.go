@@ -2,6 +2,7 @@ package node
 
 import (
 	"cmp"
+	"errors"
 	"maps"
 	"net/http"
 	"slices"
@@ -143,9 +144,9 @@ func (d *Daemon) complete(req *api.MachineRequest) (machine.Driver, error) {
 func (d *Daemon) known(c *call, req api.MachineRequest) (*vm, error) {
 	d.mu.Lock()
 	v := d.vms[req.ID]
-	_, buried := d.tombs[req.ID]
+	ended := d.endedLocked(req.ID)
 	d.mu.Unlock()
-	if v == nil && !buried {
+	if v == nil && !ended {
 		return nil, nil
 	}
 	// Also a repeat is an order: the leadership that gives it must be the newest.
@@ -153,7 +154,7 @@ func (d *Daemon) known(c *call, req api.MachineRequest) (*vm, error) {
 		return nil, err
 	}
 	if v == nil {
-		return nil, api.Errorf(api.CodeConflict, "VM %s was on this host and has ended; take another id", req.ID)
+		return nil, api.Errorf(api.CodeConflict, "VM %s has ended on this host; take another id", req.ID)
 	}
 	select {
 	case <-v.committed:
@@ -196,8 +197,7 @@ func (d *Daemon) insert(c *call, op string, driver machine.Driver, rec record, f
 	v = newVM(d, req.ID, driver, rec)
 	err = d.gate.within(c.token, func() error {
 		d.mu.Lock()
-		_, buried := d.tombs[req.ID]
-		if d.vms[req.ID] != nil || buried {
+		if d.vms[req.ID] != nil || d.endedLocked(req.ID) {
 			d.mu.Unlock()
 			v = nil
 			return nil
@@ -411,6 +411,13 @@ func (d *Daemon) deleteVM(c *call) (answer, error) {
 				return answer{}, stale
 			}
 			return answer{status: http.StatusNoContent}, nil
+		}
+		var absent *api.Error
+		if c.token.text != "" && errors.As(err, &absent) && absent.Code == api.CodeNotFound {
+			id := mux.Vars(c.Request)["id"]
+			if not := d.gate.within(c.token, func() error { return d.bar(id) }); not != nil {
+				return answer{}, not
+			}
 		}
 		return answer{}, err
 	}
