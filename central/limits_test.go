@@ -39,7 +39,7 @@ func TestAKeyThatAsksTooOftenIsToldWhenToAskAgain(t *testing.T) {
 		if got := ask(two); got.status != 200 {
 			t.Errorf("another tenant: got %s", got)
 		}
-		time.Sleep(2 * time.Second) // of the bubble's clock
+		r.wait(2 * time.Second)
 		if got := ask(one); got.status != 200 {
 			t.Errorf("after the wait: got %s", got)
 		}
@@ -52,7 +52,7 @@ func TestAKeyThatAsksTooOftenIsToldWhenToAskAgain(t *testing.T) {
 			}
 			waiting <- got
 		}()
-		time.Sleep(time.Second)
+		r.wait(time.Second)
 		if got := ask(one); got.status != 429 {
 			t.Errorf("beside one that waits: got %s", got)
 		}
@@ -99,7 +99,7 @@ func TestARequestBeyondAllPlacesIsTurnedAwayAndHostsAreNot(t *testing.T) {
 		if got := r.call(lead, "GET", "/readyz", nil); got.status != 200 {
 			t.Errorf("a probe: got %s", got)
 		}
-		time.Sleep(2 * time.Minute) // of the bubble's clock: a host that was turned away would be suspect by now
+		r.wait(2 * time.Minute) // a host that was turned away would be suspect by now
 		if n := m.state.View().Node("n1"); n.State != api.NodeHealthy {
 			t.Errorf("n1 is %s", n.State)
 		}
