@@ -245,35 +245,3 @@ func TestGuestGivesMemoryBackByBalloonAndByReporting(t *testing.T) {
 		}
 	}
 }
-
-// BenchmarkGuest compares VMs that boot with copies of one, all running at once: go test -bench Guest -benchtime 10x.
-func BenchmarkGuest(b *testing.B) {
-	image := testImage(b)
-	spec := testSpec(image)
-	spec.MemoryMiB = 256
-	measure := func(name string, start func(b *testing.B, d *FluxVM) machine.Machine) {
-		b.Run(name, func(b *testing.B) {
-			d := testDriver(b)
-			var all []machine.Machine
-			for b.Loop() {
-				m := start(b, d)
-				awaitAgent(b, m)
-				all = append(all, m)
-			}
-			total := int64(0)
-			for _, m := range all {
-				total += pss(b, m)
-			}
-			b.ReportMetric(float64(total)/float64(len(all)), "PSS-MiB/VM")
-		})
-	}
-	measure("Boot", func(b *testing.B, d *FluxVM) machine.Machine { return started(b, d, spec2(spec), b.TempDir()) })
-	from := b.TempDir()
-	d := testDriver(b)
-	m := started(b, d, spec2(spec), b.TempDir())
-	awaitAgent(b, m)
-	if err := m.(machine.Saver).Save(within(b), from, false); err != nil {
-		b.Fatal(err)
-	}
-	measure("Copy", func(b *testing.B, d *FluxVM) machine.Machine { return restored(b, d, spec2(spec), from) })
-}
