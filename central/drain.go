@@ -46,8 +46,8 @@ func fateOf(v *fsm.VM, forced bool) fate {
 // drain empties hosts as far as it may. Spares are their pool's business.
 func (g *reign) drain(ctx context.Context, view fsm.View) error {
 	now := g.now()
-	for node := range view.Nodes("") {
-		if !node.Draining || node.Adopting {
+	for node := range view.DrainingNodes() {
+		if node.Adopting {
 			continue
 		}
 		forced := node.Drain.Forced(now)

@@ -115,6 +115,9 @@ func (g *reign) sweep(ctx context.Context, from string, least int) string {
 func (g *reign) observe(ctx context.Context, names map[string]bool) {
 	view := g.view()
 	for name := range names {
+		if ctx.Err() != nil {
+			return // a whole fleet of large hosts takes a while, and the next leader looks for itself
+		}
 		node := view.Node(name)
 		if node == nil {
 			continue

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"runtime/pprof"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,7 +19,7 @@ const (
 	establishTimeout = 10 * time.Second
 	proposeTimeout   = 10 * time.Second
 	// letGoPatience is how long what only a leader does may go on after the leadership has ended.
-	letGoPatience = 5 * time.Second
+	letGoPatience = 10 * time.Second
 	setUpTries    = 3
 )
 
@@ -181,6 +183,7 @@ func (r *Replica) lead(ctx context.Context) {
 			case failure = <-done:
 			case <-time.After(letGoPatience):
 				// Until it has ended, this replica could not take up the leadership again.
+				_ = pprof.Lookup("goroutine").WriteTo(os.Stderr, 1) // what went on; there is nowhere to report that it could not be said
 				r.cfg.Exit(consensus.ExitFault, fmt.Sprintf("what a leader does went on for %s after the leadership of term %d had ended: starting again", letGoPatience, now.Term))
 				failure = <-done
 			}

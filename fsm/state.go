@@ -140,7 +140,8 @@ func schema() *memdb.DBSchema {
 		table(tableMeta, func(*Meta) []byte { return text("meta") }),
 		table(tableImage, func(r *Image) []byte { return text(r.Name) },
 			&memdb.IndexSchema{Name: "path", Indexer: key[Image](func(r *Image) []byte { return text(r.Path) })}),
-		table(tableNode, func(r *Node) []byte { return text(r.Name) }),
+		table(tableNode, func(r *Node) []byte { return text(r.Name) },
+			&memdb.IndexSchema{Name: "draining", Indexer: key[Node](drainingKey)}),
 		table(tableUse, func(r *Use) []byte { return text(r.Node) }),
 		table(tablePool, func(r *Pool) []byte { return text(r.Name) }),
 		table(tableClaims, func(r *ClaimStat) []byte { return number(text(r.Pool), uint64(r.Minute)) }),
@@ -172,6 +173,13 @@ func schema() *memdb.DBSchema {
 		out.Tables[t.Name] = t
 	}
 	return out
+}
+
+func drainingKey(r *Node) []byte {
+	if !r.Draining {
+		return nil
+	}
+	return text("draining")
 }
 
 func nameKey(r *VM) []byte {
@@ -312,6 +320,9 @@ func (v View) Node(name string) *Node { return find[Node](v, tableNode, "id", na
 func (v View) Nodes(start string) iter.Seq[*Node] {
 	return from[Node](v, tableNode, "id", []byte(start))
 }
+
+// DrainingNodes are the nodes that are drained, by name.
+func (v View) DrainingNodes() iter.Seq[*Node] { return each[Node](v, tableNode, "draining", "draining") }
 
 // Use is what the rows of a node take of it.
 func (v View) Use(node string) Use {
