@@ -54,7 +54,7 @@ type box struct {
 
 func (d *Driver) attach(spec machine.Spec, dir string, proc *process.Process, group *process.Group) *box {
 	b := &box{
-		spec: spec, dir: dir, log: d.log.With("vm", spec.ID, "pid", proc.PID), proc: proc, group: group, agent: process.Agent{Dir: dir, Socket: agentSocket},
+		spec: spec, dir: dir, log: d.log.With("vm", spec.ID, "pid", proc.PID), proc: proc, group: group, agent: process.Agent{Dial: process.Dialer(dir, agentSocket)},
 		released: make(chan struct{}), done: make(chan struct{}), paused: group.Frozen(),
 	}
 	b.work.Go(b.watch)

@@ -1,5 +1,3 @@
-//go:build linux
-
 package process
 
 import (
@@ -7,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"time"
 
@@ -32,11 +31,9 @@ const (
 	execGrace = 30 * time.Second
 )
 
-// Agent is the way to one guest's agent, through a socket. It dials when first asked, and anew after the stream has
-// ended.
+// Agent is the way to one guest's agent. It dials when first asked, and anew after the stream has ended.
 type Agent struct {
-	Dir    string
-	Socket string // its name in Dir
+	Dial func(context.Context) (net.Conn, error) // fails at once while nobody listens
 
 	mu     sync.Mutex
 	client *guest.Client
@@ -58,7 +55,7 @@ func (a *Agent) get(ctx context.Context) (*guest.Client, error) {
 			return a.client, nil
 		}
 	}
-	conn, err := DialIn(ctx, a.Dir, a.Socket)
+	conn, err := a.Dial(ctx)
 	if err != nil {
 		return nil, err
 	}

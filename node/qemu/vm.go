@@ -84,7 +84,7 @@ func (e *Engine) attach(ctx context.Context, spec machine.Spec, dir string, proc
 	defer cancel()
 	m := &vm{
 		spec: spec, balloon: balloonOf(spec), log: e.log.With("vm", spec.ID, "pid", proc.PID), dir: dir, proc: proc,
-		agent: process.Agent{Dir: dir, Socket: agentSocket}, console: console{path: filepath.Join(dir, consoleFile)}, noAgent: spec.NoAgent,
+		agent: process.Agent{Dial: process.Dialer(dir, agentSocket)}, console: console{path: filepath.Join(dir, consoleFile)}, noAgent: spec.NoAgent,
 		shutdown: make(chan string, 1), released: make(chan struct{}), done: make(chan struct{}),
 	}
 	var err error
