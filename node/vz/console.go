@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"github.com/fluxvm/fluxvm/node/machine"
+	"github.com/fluxvm/fluxvm/node/process"
 )
 
 const (
@@ -15,20 +16,21 @@ const (
 	logTail = 4 << 10
 )
 
-// keepConsole writes what the guest's serial port says to a bounded file until the port is closed. A guest that floods
-// its console waits for this, and costs no disk.
-func keepConsole(from io.Reader, path string) error {
+// keepConsole writes what the guest's serial port says to a bounded file until the port is closed. A guest that floods its
+// console waits for this, and costs no disk. It never waits for room on the disk: what cannot be kept is lost, and the
+// error tells of the first time.
+func keepConsole(from io.Reader, path string) (lost error) {
 	buffer := make([]byte, 32<<10)
 	for {
 		n, err := from.Read(buffer)
 		if n > 0 {
-			if err := appendConsole(path, buffer[:n]); err != nil {
-				return err
+			if err := appendConsole(path, buffer[:n]); err != nil && lost == nil {
+				lost = err
 			}
 		}
 		if err != nil {
 			if errors.Is(err, io.EOF) || errors.Is(err, os.ErrClosed) || errors.Is(err, os.ErrDeadlineExceeded) {
-				return nil
+				return lost
 			}
 			return err
 		}
@@ -48,36 +50,18 @@ func appendConsole(path string, raw []byte) error {
 	if info.Size() <= 2*consoleKeep {
 		return nil
 	}
-	if err := os.WriteFile(path+".new", tail(path, consoleKeep), 0o600); err != nil {
+	if err := os.WriteFile(path+".new", []byte(process.Tail(path, consoleKeep)), 0o600); err != nil {
 		return err
 	}
 	return os.Rename(path+".new", path)
 }
 
-// tail is the end of the file, at most limit bytes; empty when it cannot be read.
-func tail(path string, limit int64) []byte {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil
-	}
-	raw, err := io.ReadAll(io.NewSectionReader(f, max(0, info.Size()-limit), limit))
-	if err != nil {
-		return nil
-	}
-	return raw
-}
-
 // LastConsole is what the guest of a machine that has ended wrote last, and what its helper said where that is all there
 // is.
 func (d *Driver) LastConsole(_ machine.Spec, dir string, limit int) ([]byte, error) {
-	text := tail(at(dir, consoleFile), int64(limit))
-	if said := tail(at(dir, logFile), logTail); len(text) == 0 && len(said) > 0 {
-		text = append([]byte("helper: "), said...)
+	text := process.Tail(at(dir, consoleFile), int64(limit))
+	if said := process.Tail(at(dir, logFile), logTail); text == "" && said != "" {
+		text = "helper: " + said
 	}
-	return text, nil
+	return []byte(text), nil
 }

@@ -1,5 +1,5 @@
 // Package vz is the vz backend: Linux and macOS guests on a Mac, by Apple's Virtualization framework. It needs a Mac
-// with Apple silicon and macOS 13 or later; saving a VM needs macOS 14.
+// with Apple silicon and macOS 14 or later.
 //
 // # Images
 //

@@ -15,6 +15,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/fluxvm/fluxvm/node/machine"
+	"github.com/fluxvm/fluxvm/node/process"
 	"github.com/fluxvm/fluxvm/pkg/api"
 )
 
@@ -28,8 +29,8 @@ const (
 
 // Config is what the driver is made of.
 type Config struct {
-	// Helper is the command line of the helper: a program and arguments. It must come to RunHelper in the directory in
-	// which it is started.
+	// Helper is the command line of the helper: a program and arguments. It must come to RunHelper in the directory and
+	// with the files with which it is started.
 	Helper []string
 
 	Limits Limits       // of guests on this host
@@ -97,7 +98,7 @@ func (d *Driver) start(ctx context.Context, spec machine.Spec, dir, restore stri
 	}
 	pid, err := d.launch(ctx, dir)
 	if err != nil {
-		if said := lastLine(tail(at(dir, logFile), logTail)); said != "" {
+		if said := process.LastLine(process.Tail(at(dir, logFile), logTail)); said != "" {
 			return nil, fmt.Errorf("%w; the helper said: %s", err, said)
 		}
 		return nil, err
@@ -113,6 +114,11 @@ func (d *Driver) start(ctx context.Context, spec machine.Spec, dir, restore stri
 func (d *Driver) launch(ctx context.Context, dir string) (pid int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, openWithin)
 	defer cancel()
+	lock, err := holdForHelper(dir)
+	if err != nil {
+		return 0, err
+	}
+	defer lock.Close() // the helper has its own hold of it
 	log, err := os.OpenFile(at(dir, logFile), os.O_CREATE|os.O_TRUNC|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return 0, err
@@ -124,7 +130,7 @@ func (d *Driver) launch(ctx context.Context, dir string) (pid int, err error) {
 	}
 	defer out.Close()
 	cmd := exec.Command(d.cfg.Helper[0], d.cfg.Helper[1:]...)
-	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = dir, log, log, []*os.File{in}
+	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = dir, log, log, []*os.File{readyFD - 3: in, lockFD - 3: lock}
 	cmd.Env = append(helperEnv(), "PWD="+dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	err = cmd.Start()
@@ -212,7 +218,7 @@ func clearOld(dir string) error {
 	if err := endHelper(dir); err != nil {
 		return err
 	}
-	for _, name := range []string{socketFile, endFile, logFile, consoleFile, planFile, lockFile} {
+	for _, name := range []string{socketFile, endFile, logFile, consoleFile, planFile} {
 		if err := os.Remove(at(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -228,9 +234,4 @@ func readEnd(dir string) (a answer, ok bool) {
 	}
 	err = readLine(strings.NewReader(string(raw)+"\n"), &a)
 	return a, err == nil && a.Ended
-}
-
-func lastLine(raw []byte) string {
-	text := strings.TrimSpace(string(raw))
-	return text[strings.LastIndexByte(text, '\n')+1:]
 }

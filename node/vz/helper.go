@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"time"
 )
@@ -19,25 +20,32 @@ const (
 
 	// tellWithin bounds telling one watcher that the guest has ended.
 	tellWithin = 5 * time.Second
+
+	// connectWithin is how long a guest may take to accept a stream. The framework sets no end.
+	connectWithin = 30 * time.Second
 )
 
 // at is a file of a machine's directory.
 func at(dir, name string) string { return filepath.Join(dir, name) }
 
-// RunHelper holds the VM of the working directory, which the driver has prepared, until its guest has ended. It tells on
-// ready, in one line, whether the guest runs; ready is closed. Ending the process ends the guest.
-func RunHelper(fw Framework, ready *os.File) error {
-	lock, err := holdAsHelper(".")
-	if err != nil {
-		return err
-	}
+// Files that a helper inherits, beyond the standard ones.
+const (
+	readyFD = 3 // where it tells, in one line, whether its guest runs
+	lockFD  = 4 // the lock of its VM, held
+)
+
+// RunHelper holds the VM of the working directory, which the driver has prepared, until its guest has ended. It is the whole
+// work of a process that the driver started. Ending the process ends the guest.
+func RunHelper(fw Framework) error {
+	ready, lock := os.NewFile(readyFD, "ready"), os.NewFile(lockFD, lockFile)
 	defer lock.Close()
-	dir, err := os.Getwd()
+	h := &helper{ended: make(chan struct{})}
+	_, err := lock.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	if err != nil {
-		return err
+		err = fmt.Errorf("noting the helper (only the node daemon starts one): %w", err)
+	} else if h.dir, err = os.Getwd(); err == nil {
+		err = h.start(fw)
 	}
-	h := &helper{dir: dir, ended: make(chan struct{})}
-	err = h.start(fw)
 	if told := writeLine(ready, answer{Error: asFrameworkError(err)}); told != nil && err == nil {
 		// The daemon has died meanwhile. The next one finds the VM.
 		_, _ = fmt.Fprintln(os.Stderr, "nobody waits for the VM any more:", told)
@@ -101,13 +109,19 @@ func (h *helper) start(fw Framework) error {
 		return err
 	}
 	// The name is relative: a socket's address has room for little.
-	h.socket, err = net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: socketFile})
-	return err
+	if h.socket, err = net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: socketFile}); err != nil {
+		return fmt.Errorf("listening for the daemon: %w", err)
+	}
+	return nil
 }
 
-// makeIdentifier gives the VM the machine identifier that it keeps: two guests that run under one do not behave.
+// makeIdentifier gives the VM the machine identifier that it keeps: two guests that run under one do not behave. An empty
+// file is what a Mac that lost its power may leave.
 func makeIdentifier(fw Framework, b Boot) error {
-	if _, err := os.Stat(b.Identifier); !errors.Is(err, fs.ErrNotExist) {
+	switch info, err := os.Stat(b.Identifier); {
+	case err == nil && info.Size() > 0:
+		return nil
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
 	raw, err := fw.Identifier(b.Kind)
@@ -131,7 +145,10 @@ func (h *helper) leave(why error) error {
 		h.console.Wait()
 		_ = h.taken.Close()
 	}
-	err := writeFile(at(h.dir, endFile), h.why)
+	var err error
+	if h.dir != "" {
+		err = writeFile(at(h.dir, endFile), h.why)
+	}
 	close(h.ended)
 	if h.socket != nil {
 		_ = h.socket.Close()
@@ -248,7 +265,7 @@ func (h *helper) watch(conn net.Conn) {
 
 // connect makes the connection a stream to a port of the guest.
 func (h *helper) connect(conn net.Conn, port uint32) {
-	to, err := h.guest.Connect(port)
+	to, err := h.reach(port)
 	if werr := writeLine(conn, answer{Error: asFrameworkError(err)}); err != nil || werr != nil {
 		if to != nil {
 			_ = to.Close()
@@ -260,6 +277,37 @@ func (h *helper) connect(conn net.Conn, port uint32) {
 	splice(conn, to)
 	close(over)
 	wait()
+}
+
+// reach connects to the guest's port. The framework may say nothing for as long as the guest is without a driver, and
+// nothing at all once it has ended; so its answer is waited for aside, and what comes too late is closed.
+func (h *helper) reach(port uint32) (net.Conn, error) {
+	type reached struct {
+		conn net.Conn
+		err  error
+	}
+	answered, late := make(chan reached), make(chan struct{})
+	defer close(late)
+	go func() {
+		conn, err := h.guest.Connect(port)
+		select {
+		case answered <- reached{conn, err}:
+		case <-late:
+			if err == nil {
+				_ = conn.Close()
+			}
+		}
+	}()
+	timer := time.NewTimer(connectWithin)
+	defer timer.Stop()
+	select {
+	case r := <-answered:
+		return r.conn, r.err
+	case <-h.ended:
+		return nil, errors.New("the guest has ended")
+	case <-timer.C:
+		return nil, fmt.Errorf("the guest does not answer on its port %d", port)
+	}
 }
 
 // splice carries bytes both ways until either end has closed.
@@ -275,9 +323,6 @@ func splice(a, b net.Conn) {
 	go carry(b, a)
 	both.Wait()
 }
-
-// ReadyFile is the helper's file on which RunHelper tells that the guest runs: the first beyond the standard ones.
-func ReadyFile() *os.File { return os.NewFile(3, "ready") }
 
 // awaitReady reads what the helper tells. No line at all: it has died.
 func awaitReady(ctx context.Context, ready *os.File) error {

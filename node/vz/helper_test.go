@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/fluxvm/fluxvm/node/machine"
+	"github.com/fluxvm/fluxvm/node/process"
 	"github.com/fluxvm/fluxvm/pkg/api"
 	"github.com/fluxvm/fluxvm/pkg/guest"
 )
@@ -31,7 +32,7 @@ const (
 
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == helperArg {
-		if err := RunHelper(fakeFramework{}, ReadyFile()); err != nil {
+		if err := RunHelper(fakeFramework{}); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -106,6 +107,10 @@ func (g *fakeGuest) Start() error {
 		os.Exit(3)
 	case g.says("fail=hang"):
 		select {}
+	case g.says("slow"):
+		for !isFile("go") {
+			time.Sleep(time.Millisecond) // this is another process: nothing of the test's can wake it
+		}
 	}
 	_, _ = io.WriteString(g.serial, "the guest says hello\n")
 	return g.to(false, true, false, false)
@@ -122,7 +127,15 @@ func (g *fakeGuest) to(fromRunning, running, fromPaused, paused bool) error {
 	return nil
 }
 
-func (g *fakeGuest) Pause() error  { return g.to(true, true, false, true) }
+func (g *fakeGuest) Pause() error {
+	if g.says("flood") {
+		if _, err := io.WriteString(g.serial, strings.Repeat("the guest says much\n", 50_000)); err != nil {
+			return err
+		}
+	}
+	return g.to(true, true, false, true)
+}
+
 func (g *fakeGuest) Resume() error { return g.to(true, true, true, false) }
 
 func (g *fakeGuest) Ask() error {
@@ -166,8 +179,11 @@ func (g *fakeGuest) SetMemory(mib uint64) error {
 }
 
 func (g *fakeGuest) Connect(port uint32) (net.Conn, error) {
+	if g.says("mute") {
+		select {}
+	}
 	if port != guest.VsockPort || g.says("no-agent") {
-		return nil, &FrameworkError{Domain: "NSPOSIXErrorDomain", Code: int(syscall.ECONNRESET), Text: "Connection reset by peer"}
+		return nil, &FrameworkError{Domain: posixDomain, Code: int(syscall.ECONNRESET), Text: "Connection reset by peer"}
 	}
 	ours, theirs := net.Pipe()
 	go func() {
@@ -589,7 +605,7 @@ func TestAFloodedConsoleIsBounded(t *testing.T) {
 	if err != nil || info.Size() > 2*consoleKeep {
 		t.Errorf("got %v and %v", info, err)
 	}
-	if got := tail(path, 8); string(got) != "the end\n" {
+	if got := process.Tail(path, 8); got != "the end\n" {
 		t.Errorf("got %q", got)
 	}
 }

@@ -11,8 +11,19 @@ import (
 	apple "github.com/Code-Hex/vz/v3"
 )
 
+// Where our numbers are not the framework's, this does not compile.
+var (
+	_ = [1]struct{}{}[codeInvalidConfiguration-apple.ErrorInvalidVirtualMachineConfiguration]
+	_ = [1]struct{}{}[codeLimitExceeded-apple.ErrorVirtualMachineLimitExceeded]
+	_ = [1]struct{}{}[codeOutOfDiskSpace-apple.ErrorOutOfDiskSpace]
+	_ = [1]struct{}{}[codeNotSupported-apple.ErrorNotSupported]
+)
+
 // Host is the framework of this Mac with the limits of its guests.
 func Host() (Framework, Limits, error) {
+	if _, err := apple.NewMacKeyboardConfiguration(); err != nil { // the newest of what each guest needs
+		return nil, Limits{}, fmt.Errorf("vz needs macOS 14 or later, and a program that was built there: %w", err)
+	}
 	return host{}, Limits{
 		MinVCPUs:     int(apple.VirtualMachineConfigurationMinimumAllowedCPUCount()),
 		MaxVCPUs:     int(apple.VirtualMachineConfigurationMaximumAllowedCPUCount()),
@@ -52,36 +63,37 @@ func (host) New(p Plan, serial *os.File) (Guest, error) {
 	if err != nil {
 		return nil, translated(err)
 	}
-	g := &appleGuest{vm: vm, silence: silence, ended: make(chan error, 1)}
+	g := &appleGuest{vm: vm, silence: silence, sockets: vm.SocketDevices(), balloons: vm.MemoryBalloonDevices(), ended: make(chan error, 1)}
 	go g.follow()
 	return g, nil
 }
 
-// configure turns the plan into the framework's words. silence is what the guest reads from its serial port: nothing.
-func configure(p Plan, serial *os.File) (config *apple.VirtualMachineConfiguration, silence *os.File, err error) {
+// configure turns the plan into the framework's words. silence are the ends of a pipe from which the guest reads its serial
+// port: nothing, and no end. The framework reads it by itself, so both must stay open.
+func configure(p Plan, serial *os.File) (config *apple.VirtualMachineConfiguration, silence [2]*os.File, err error) {
 	loader, platform, err := boot(p)
 	if err != nil {
-		return nil, nil, err
+		return nil, silence, err
 	}
 	if config, err = apple.NewVirtualMachineConfiguration(loader, p.VCPUs, p.MemoryMiB<<20); err != nil {
-		return nil, nil, err
+		return nil, silence, err
 	}
 	config.SetPlatformVirtualMachineConfiguration(platform)
-	if silence, err = os.Open(os.DevNull); err != nil {
-		return nil, nil, err
+	if silence[0], silence[1], err = os.Pipe(); err != nil {
+		return nil, silence, err
 	}
-	port, err := apple.NewFileHandleSerialPortAttachment(silence, serial)
+	port, err := apple.NewFileHandleSerialPortAttachment(silence[0], serial)
 	if err != nil {
-		return nil, nil, err
+		return nil, silence, err
 	}
 	console, err := apple.NewVirtioConsoleDeviceSerialPortConfiguration(port)
 	if err != nil {
-		return nil, nil, err
+		return nil, silence, err
 	}
 	config.SetSerialPortsVirtualMachineConfiguration([]*apple.VirtioConsoleDeviceSerialPortConfiguration{console})
 	for _, add := range []func(*apple.VirtualMachineConfiguration, Plan) error{addBasics, addDisks, addNetwork, addShares, addDisplay} {
 		if err := add(config, p); err != nil {
-			return nil, nil, err
+			return nil, silence, err
 		}
 	}
 	return config, silence, nil
@@ -149,13 +161,15 @@ func bootMacOS(p Plan) (apple.BootLoader, apple.PlatformConfiguration, error) {
 	return loader, platform, err
 }
 
-// addBasics adds what every guest has.
-func addBasics(config *apple.VirtualMachineConfiguration, _ Plan) error {
-	entropy, err := apple.NewVirtioEntropyDeviceConfiguration()
-	if err != nil {
-		return err
+// addBasics adds what every guest has, and a source of randomness where the plan has one.
+func addBasics(config *apple.VirtualMachineConfiguration, p Plan) error {
+	if p.Entropy {
+		entropy, err := apple.NewVirtioEntropyDeviceConfiguration()
+		if err != nil {
+			return err
+		}
+		config.SetEntropyDevicesVirtualMachineConfiguration([]*apple.VirtioEntropyDeviceConfiguration{entropy})
 	}
-	config.SetEntropyDevicesVirtualMachineConfiguration([]*apple.VirtioEntropyDeviceConfiguration{entropy})
 	balloon, err := apple.NewVirtioTraditionalMemoryBalloonDeviceConfiguration()
 	if err != nil {
 		return err
@@ -170,9 +184,13 @@ func addBasics(config *apple.VirtualMachineConfiguration, _ Plan) error {
 }
 
 func addDisks(config *apple.VirtualMachineConfiguration, p Plan) error {
+	caching := apple.DiskImageCachingModeAutomatic
+	if p.Cached {
+		caching = apple.DiskImageCachingModeCached
+	}
 	var disks []apple.StorageDeviceConfiguration
 	for _, path := range p.Disks {
-		attachment, err := apple.NewDiskImageStorageDeviceAttachmentWithCacheAndSync(path, false, apple.DiskImageCachingModeAutomatic, apple.DiskImageSynchronizationModeFsync)
+		attachment, err := apple.NewDiskImageStorageDeviceAttachmentWithCacheAndSync(path, false, caching, apple.DiskImageSynchronizationModeFsync)
 		if err != nil {
 			return fmt.Errorf("attaching %s: %w", path, err)
 		}
@@ -262,24 +280,28 @@ func addDisplay(config *apple.VirtualMachineConfiguration, p Plan) error {
 	}
 	graphics.SetDisplays(display)
 	config.SetGraphicsDevicesVirtualMachineConfiguration([]apple.GraphicsDeviceConfiguration{graphics})
-	keyboard, err := apple.NewUSBKeyboardConfiguration()
+	// A Mac's own, not those on a USB bus, with which the framework saves no guest.
+	keyboard, err := apple.NewMacKeyboardConfiguration()
 	if err != nil {
 		return err
 	}
 	config.SetKeyboardsVirtualMachineConfiguration([]apple.KeyboardConfiguration{keyboard})
-	pointer, err := apple.NewUSBScreenCoordinatePointingDeviceConfiguration()
+	trackpad, err := apple.NewMacTrackpadConfiguration()
 	if err != nil {
 		return err
 	}
-	config.SetPointingDevicesVirtualMachineConfiguration([]apple.PointingDeviceConfiguration{pointer})
+	config.SetPointingDevicesVirtualMachineConfiguration([]apple.PointingDeviceConfiguration{trackpad})
 	return nil
 }
 
-// appleGuest is one virtual machine of the framework.
+// appleGuest is one virtual machine of the framework. Its devices are asked for once and kept: vz lets go of the framework's
+// balloon, which it was only lent, whenever a balloon that it gave is collected.
 type appleGuest struct {
-	vm      *apple.VirtualMachine
-	silence *os.File
-	ended   chan error
+	vm       *apple.VirtualMachine
+	silence  [2]*os.File
+	sockets  []*apple.VirtioSocketDevice
+	balloons []apple.MemoryBalloonDevice
+	ended    chan error
 }
 
 // follow tells of the end. It goes with the process, which ends with its one guest.
@@ -312,7 +334,7 @@ func (g *appleGuest) Ask() error {
 }
 
 func (g *appleGuest) SetMemory(mib uint64) error {
-	for _, device := range g.vm.MemoryBalloonDevices() {
+	for _, device := range g.balloons {
 		if balloon := apple.AsVirtioTraditionalMemoryBalloonDevice(device); balloon != nil {
 			balloon.SetTargetVirtualMachineMemorySize(mib << 20)
 			return nil
@@ -322,7 +344,7 @@ func (g *appleGuest) SetMemory(mib uint64) error {
 }
 
 func (g *appleGuest) Connect(port uint32) (net.Conn, error) {
-	for _, device := range g.vm.SocketDevices() {
+	for _, device := range g.sockets {
 		conn, err := device.Connect(port)
 		if err != nil {
 			return nil, translated(err)

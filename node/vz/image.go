@@ -96,6 +96,11 @@ func openImage(path string) (image, error) {
 }
 
 func (img image) check(path string) error {
+	if img.hardwareModel != "" {
+		if info, err := os.Stat(img.hardwareModel); err != nil || info.Size() == 0 {
+			return api.Invalid("image", "hardware-model of image %q is empty: copy it from the bundle that macOS was installed into", path)
+		}
+	}
 	if img.Arch != "" && img.Arch != "arm64" {
 		return api.Invalid("image", "image %q is for %s; a Mac's guests are arm64", path, img.Arch)
 	}

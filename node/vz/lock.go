@@ -16,9 +16,13 @@ import (
 // killWithin is how long the kernel may take to end a process.
 const killWithin = 30 * time.Second
 
-// The helper holds a lock on a file of the VM's directory as long as it lives, and its process id is in there. The
-// kernel lets go of the lock with the process, so it tells for certain whether a helper lives, which an id that may have
-// been given to another process meanwhile does not.
+// A lock on a file of the VM's directory is held as long as its helper lives, whose process id is in there. The kernel lets
+// go of the lock with the process, so it tells for certain whether a helper lives, which an id that may have been given to
+// another process meanwhile does not.
+//
+// The daemon takes the lock before it starts the helper, which inherits it. So there is no moment in which a helper is on
+// its way and nobody can tell, whenever the daemon dies, and never two helpers. The file stays: were it made anew, there
+// would be two to lock.
 
 var errLocked = errors.New("a helper of this VM runs already")
 
@@ -38,17 +42,14 @@ func hold(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// holdAsHelper takes the lock and leaves the process id in it.
-func holdAsHelper(dir string) (*os.File, error) {
+// holdForHelper takes the lock for a helper that is still to be started. The id of an earlier one goes: its number may be
+// another process's by now, and whoever finds the lock held ends the process that the file names.
+func holdForHelper(dir string) (*os.File, error) {
 	f, err := hold(dir)
 	if err != nil {
 		return nil, err
 	}
-	text := []byte(strconv.Itoa(os.Getpid()) + "\n")
 	if err := f.Truncate(0); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	if _, err := f.WriteAt(text, 0); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil

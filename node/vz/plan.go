@@ -62,13 +62,15 @@ type Display struct {
 	Width, Height, PixelsPerInch int64
 }
 
-// Plan is a VM as the helper makes it. Every guest has a serial port, a source of randomness, a balloon and vsock.
+// Plan is a VM as the helper makes it. Every guest has a serial port, a balloon and vsock.
 type Plan struct {
 	ID        string   `json:"id"`
 	VCPUs     uint     `json:"vcpus"`
 	MemoryMiB uint64   `json:"memory_mib"`
 	Boot      Boot     `json:"boot"`
 	Disks     []string `json:"disks"`         // raw, in the order in which the guest sees them
+	Cached    bool     `json:"cached"`        // disks go through the Mac's cache; see planOf
+	Entropy   bool     `json:"entropy"`       // a source of randomness
 	MAC       string   `json:"mac,omitempty"` // of the NAT device; empty: no network
 	Shares    []Share  `json:"shares,omitempty"`
 	Rosetta   bool     `json:"rosetta,omitempty"`
@@ -95,6 +97,9 @@ func planOf(spec machine.Spec, img image) Plan {
 	if a := spec.Apple; a != nil {
 		p.Rosetta, p.Nested = a.Rosetta, a.NestedVirtualization
 	}
+	// Linux guests lose parts of their file systems where the framework chooses how to read, which macOS guests do not; and
+	// the framework saves no macOS guest that has a source of randomness, of which macOS needs none.
+	p.Cached, p.Entropy = img.kind != BootMacOS, img.kind != BootMacOS
 	switch img.kind {
 	case BootMacOS:
 		p.Boot.HardwareModel, p.Boot.Auxiliary = img.hardwareModel, auxiliaryFile

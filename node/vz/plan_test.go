@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -36,7 +37,7 @@ func TestPlans(t *testing.T) {
 	mac, efi := macBundle(t), filesIn(t, map[string]string{diskFile: "d", "image.json": `{"arch": "arm64", "shares": [{"tag": "tools", "path": "` + share + `"}]}`})
 	direct := filesIn(t, map[string]string{"vmlinuz": kernel(), "initrd.img": "i", "image.json": `{"cmdline": "quiet"}`})
 	const id = "0c1d2e3f-0000-4000-8000-000000000001"
-	base := Plan{ID: id, VCPUs: 4, MemoryMiB: 8192, MAC: macOf(id)}
+	base := Plan{ID: id, VCPUs: 4, MemoryMiB: 8192, MAC: macOf(id), Cached: true, Entropy: true}
 	for name, c := range map[string]struct {
 		image  string
 		change func(*machine.Spec)
@@ -44,7 +45,7 @@ func TestPlans(t *testing.T) {
 	}{
 		"macOS": {mac, func(s *machine.Spec) { s.GuestOS = api.GuestMacOS }, func(p *Plan) {
 			p.Boot = Boot{Kind: BootMacOS, Identifier: identifierFile, HardwareModel: filepath.Join(mac, "hardware-model"), Auxiliary: auxiliaryFile}
-			p.Disks, p.Display = []string{diskFile}, &Display{1920, 1200, 80}
+			p.Disks, p.Display, p.Cached, p.Entropy = []string{diskFile}, &Display{1920, 1200, 80}, false, false
 		}},
 		"EFI with Rosetta": {efi, func(s *machine.Spec) { s.Apple = &api.Apple{Rosetta: true, NestedVirtualization: true} }, func(p *Plan) {
 			p.Boot = Boot{Kind: BootEFI, Identifier: identifierFile, Variables: variablesFile}
@@ -109,6 +110,7 @@ func TestWhatAMacCannotRunIsRefusedByField(t *testing.T) {
 		"a relative image":       {"image", func(s *machine.Spec) { s.Image = "images/x" }},
 		"an empty image":         {"image", image(nil)},
 		"half a bundle":          {"image", image(map[string]string{"hardware-model": "h", diskFile: "d"})},
+		"no hardware model":      {"image", image(map[string]string{"hardware-model": "", auxiliaryFile: "a", diskFile: "d"})},
 		"a packed kernel":        {"image", image(map[string]string{"vmlinuz": "\x1f\x8b" + kernel()})},
 		"a kernel for a PC":      {"image", image(map[string]string{"vmlinuz": "MZ" + strings.Repeat("x", 70)})},
 		"a PC's image":           {"image", image(map[string]string{diskFile: "d", "image.json": `{"arch": "amd64"}`})},
@@ -206,9 +208,27 @@ func TestFrameworkNumbersAreKnown(t *testing.T) {
 		if !errors.Is(err, &api.Error{Code: want}) {
 			t.Errorf("%d: got %v, want %s", code, err, want)
 		}
-		if other := explained(&FrameworkError{Domain: "NSPOSIXErrorDomain", Code: code, Text: "x"}); errors.Is(other, &api.Error{Code: want}) {
+		if other := explained(&FrameworkError{Domain: posixDomain, Code: code, Text: "x"}); errors.Is(other, &api.Error{Code: want}) {
 			t.Errorf("%d of another domain is taken for the framework's", code)
 		}
+	}
+}
+
+func TestAFullDiskIsKnownOnBothEndsOfTheSocket(t *testing.T) {
+	_, full := os.ReadFile(t.TempDir()) // some error with a path
+	full.(*os.PathError).Err = syscall.ENOSPC
+	told := asFrameworkError(full)
+	for what, err := range map[string]error{"the daemon's own": full, "the helper's": told, "the framework's": &FrameworkError{Domain: errorDomain, Code: codeOutOfDiskSpace}} {
+		if err := explained(err); !errors.Is(err, &api.Error{Code: api.CodeStorageFull}) {
+			t.Errorf("%s: got %v", what, err)
+		}
+	}
+	if !strings.Contains(told.Text, "no space left") || !errors.Is(told, syscall.ENOSPC) {
+		t.Errorf("got %+v", told)
+	}
+	unsigned := &FrameworkError{Domain: errorDomain, Code: codeInvalidConfiguration, Text: "The process doesn’t have the “com.apple.security.virtualization” entitlement."}
+	if err := explained(unsigned); !strings.Contains(err.Error(), "build-mac") {
+		t.Errorf("got %v for a program that is not signed", err)
 	}
 }
 

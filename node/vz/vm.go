@@ -11,6 +11,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/fluxvm/fluxvm/node/machine"
+	"github.com/fluxvm/fluxvm/node/process"
 	"github.com/fluxvm/fluxvm/pkg/api"
 	"github.com/fluxvm/fluxvm/pkg/guest"
 )
@@ -37,7 +38,7 @@ type vm struct {
 	dir    string
 	pid    int
 	line   net.Conn // the helper tells on it when the guest has ended
-	agent  agentLink
+	agent  process.Agent
 	lease  leases
 
 	released chan struct{} // closed by Release
@@ -61,7 +62,7 @@ func (d *Driver) attach(ctx context.Context, spec machine.Spec, dir string, pid 
 		driver: d, spec: spec, log: d.log.With("vm", spec.ID, "pid", pid), dir: dir, pid: pid, line: line, paused: now.Paused,
 		lease: leases{path: d.cfg.Leases, mac: macOf(spec.ID)}, released: make(chan struct{}), done: make(chan struct{}),
 	}
-	m.agent.dial = func(ctx context.Context) (net.Conn, error) {
+	m.agent.Dial = func(ctx context.Context) (net.Conn, error) {
 		conn, _, err := ask(ctx, dir, request{Op: opConnect, Port: guest.VsockPort})
 		return conn, err
 	}
@@ -85,7 +86,7 @@ func (m *vm) watch() {
 		}
 	}
 	m.awaitHelper()
-	m.agent.close()
+	m.agent.Close()
 	_ = m.line.Close()
 	m.mu.Lock()
 	if !m.stopping {
@@ -123,7 +124,7 @@ func (m *vm) reason(end answer) error {
 		return nil
 	}
 	err := explained(end.Error)
-	if said := lastLine(tail(at(m.dir, logFile), logTail)); said != "" && said != end.Error.Error() {
+	if said := process.LastLine(process.Tail(at(m.dir, logFile), logTail)); said != "" && said != end.Error.Error() {
 		err = fmt.Errorf("%w; the helper said: %s", err, said)
 	}
 	return err
@@ -195,7 +196,7 @@ func (m *vm) SetBalloon(ctx context.Context, mib int64) error {
 
 // Console is the end of what the guest has written to its serial port.
 func (m *vm) Console(limit int) ([]byte, error) {
-	return tail(at(m.dir, consoleFile), int64(max(0, limit))), nil
+	return []byte(process.Tail(at(m.dir, consoleFile), int64(max(0, limit)))), nil
 }
 
 // Stop ends the machine.
@@ -259,7 +260,7 @@ func (m *vm) askGuest(ctx context.Context) {
 	if err := m.Resume(ctx); err != nil { // a paused guest hears nothing
 		m.log.Debug("the guest cannot be resumed for its shutdown", "error", err)
 	}
-	if !m.spec.NoAgent && m.agent.poweroff(ctx) == nil {
+	if !m.spec.NoAgent && m.agent.Poweroff(ctx) == nil {
 		return
 	}
 	if err := m.order(context.WithoutCancel(ctx), request{Op: opAsk}); err != nil {
@@ -277,7 +278,7 @@ func (m *vm) Release() {
 		}
 		_ = m.line.Close()
 		m.work.Wait()
-		m.agent.close()
+		m.agent.Close()
 	})
 }
 
@@ -303,7 +304,7 @@ func (m *vm) Ping(ctx context.Context) error {
 	if err := m.awake(); err != nil {
 		return err
 	}
-	return m.agent.ping(ctx)
+	return m.agent.Ping(ctx)
 }
 
 // Exec runs a command in the guest.
@@ -311,18 +312,18 @@ func (m *vm) Exec(ctx context.Context, req api.ExecRequest) (api.ExecAnswer, err
 	if err := m.awake(); err != nil {
 		return api.ExecAnswer{}, err
 	}
-	return m.agent.exec(ctx, req)
+	return m.agent.Exec(ctx, req)
 }
 
 // CanClaim says whether the agent that last answered takes claims.
-func (m *vm) CanClaim() bool { return m.agent.canClaim() }
+func (m *vm) CanClaim() bool { return m.agent.CanClaim() }
 
 // Claim gives the guest its claim.
 func (m *vm) Claim(ctx context.Context, claim api.GuestClaim) error {
 	if err := m.awake(); err != nil {
 		return err
 	}
-	return m.agent.claim(ctx, claim)
+	return m.agent.Claim(ctx, claim)
 }
 
 // Renew gives the guest what a saved state made stale.
@@ -330,5 +331,5 @@ func (m *vm) Renew(ctx context.Context, who machine.Identity) error {
 	if err := m.awake(); err != nil {
 		return err
 	}
-	return m.agent.renew(ctx, who)
+	return m.agent.Renew(ctx, who)
 }

@@ -42,7 +42,7 @@ func Helpers() []*cobra.Command {
 			if err != nil {
 				return err
 			}
-			return vz.RunHelper(framework, vz.ReadyFile())
+			return vz.RunHelper(framework)
 		},
 	}}
 }
