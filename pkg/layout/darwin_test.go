@@ -121,32 +121,44 @@ func TestFilesForMacsTypeCheck(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	seen := 0
+	var seen []string
 	for _, f := range tree.files {
 		path, err := filepath.Abs(filepath.Join("../..", f.path))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if strings.HasSuffix(path, "_darwin.go") || strings.HasSuffix(path, "_darwin_arm64.go") {
-			if seen++; !m.checked[path] {
+			if seen = append(seen, path); !m.checked[path] {
 				t.Errorf("%s was not checked: do its build tags name a system beside darwin?", f.path)
 			}
 		}
 	}
-	if seen < 3 {
-		t.Errorf("looked at %d files for Macs", seen)
+	if len(seen) < 3 {
+		t.Errorf("looked at %d files for Macs", len(seen))
 	}
-	t.Run("a planted fault is found", func(t *testing.T) { plantFaults(t, m, list) })
+	t.Run("a planted fault is found", func(t *testing.T) { plantFaults(t, m, list, seen) })
 }
 
-// plantFaults proves the check by faults in the one file that speaks to Apple's framework.
-func plantFaults(t *testing.T, m *macChecker, list []macPackage) {
-	at := slices.IndexFunc(list, func(p macPackage) bool { return p.ImportPath == module+"/node/vz" })
-	if at < 0 {
-		t.Fatal("node/vz is not among the packages of a Mac")
+// plantFaults proves the check by faults of many kinds in the one file that speaks to Apple's framework, and by one in each
+// other file that only a Mac compiles. files are by path.
+func plantFaults(t *testing.T, m *macChecker, list []macPackage, files []string) {
+	host := ""
+	for _, path := range files {
+		if strings.HasSuffix(path, "/node/vz/host_darwin_arm64.go") {
+			host = path
+		}
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if said := m.faultsOf(t, list, path, string(raw)+"\nvar _ int = plantedFault\n"); !strings.Contains(said, "plantedFault") {
+			t.Errorf("%s: a fault in it is not found: %q", path, said)
+		}
+		if said := m.faultsOf(t, list, path, string(raw)); said != "" {
+			t.Errorf("%s: without a fault the check said %q", path, said)
+		}
 	}
-	path := filepath.Join(list[at].Dir, "host_darwin_arm64.go")
-	raw, err := os.ReadFile(path)
+	raw, err := os.ReadFile(host)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,16 +167,30 @@ func plantFaults(t *testing.T, m *macChecker, list []macPackage) {
 		"an argument of another type":                 {"SetDisplays(display)", "SetDisplays(p.Display)", "SetDisplays"},
 		"a field that our plan lacks":                 {"p.MemoryMiB<<20", "p.MemoryMB<<20", "MemoryMB"},
 		"an interface that is not kept":               {") Ask() error", ") Beg() error", "missing method Ask"},
-		"nothing wrong":                               {"type host struct{}", "type host struct{ _ int }", ""},
+		"a number that is not the framework's":        {"[codeLimitExceeded-", "[codeLimitExceeded+1-", "out of bounds"},
+		"a number that is too small":                  {"[codeLimitExceeded-", "[codeLimitExceeded-1-", "must not be negative"},
+		"a call that needs another order of words":    {"(silence[0], serial)", "(serial, p)", "cannot use p"},
 	} {
 		text := strings.Replace(string(raw), c.right, c.wrong, 1)
 		if text == string(raw) {
 			t.Fatalf("%q is not in the file any more; plant another fault", c.right)
 		}
-		m.faults = nil
-		m.check(list[at], map[string]string{path: text})
-		if said := strings.Join(m.faults, "; "); c.says == "" && said != "" || !strings.Contains(said, c.says) {
+		if said := m.faultsOf(t, list, host, text); !strings.Contains(said, c.says) {
 			t.Errorf("%s: the check said %q, want %q in it", what, said, c.says)
 		}
 	}
+}
+
+// faultsOf checks the file's package anew with another text in its place.
+func (m *macChecker) faultsOf(t *testing.T, list []macPackage, path, text string) string {
+	t.Helper()
+	at := slices.IndexFunc(list, func(p macPackage) bool { return p.Dir == filepath.Dir(path) })
+	if at < 0 {
+		t.Fatalf("the package of %s is not among those of a Mac", path)
+	}
+	before := m.known[list[at].ImportPath]
+	m.faults = nil
+	m.check(list[at], map[string]string{path: text})
+	m.known[list[at].ImportPath] = before // others were checked against it
+	return strings.Join(m.faults, "; ")
 }
