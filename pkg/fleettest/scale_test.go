@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime/pprof"
 	"slices"
 	"strconv"
 	"strings"
@@ -37,6 +38,8 @@ const partEnv = "FLEETTEST_PART"
 type part struct {
 	Token    string
 	Name     string // of a replica; empty for nodes
+	Raw      bool   // the replica is the baseline's: a log with nothing behind it
+	Profile  string // file for a profile of the processor time of the part's whole life
 	Listen   string
 	Cluster  string
 	Dir      string
@@ -53,6 +56,17 @@ func play(raw string) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
+	if p.Profile != "" {
+		file, err := os.Create(p.Profile)
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		if err := pprof.StartCPUProfile(file); err != nil {
+			return err
+		}
+		defer pprof.StopCPUProfile()
+	}
 	if p.Name == "" {
 		return playNodes(ctx, p)
 	}
@@ -63,6 +77,9 @@ func play(raw string) error {
 	cluster, err := net.Listen("tcp", p.Cluster)
 	if err != nil {
 		return err
+	}
+	if p.Raw {
+		return playRaw(ctx, p, listener, cluster)
 	}
 	r, err := central.New(central.Config{Name: p.Name, Listener: listener, Cluster: cluster, DataDir: p.Dir, Bootstrap: true, Initial: p.Initial, OperatorToken: p.Token, ElectionTimeout: 2 * time.Second,
 		Exit: func(code int, why string) {
@@ -176,6 +193,18 @@ func (n *scaleNode) serve(w http.ResponseWriter, req *http.Request, id string) {
 		delete(n.vms, id)
 		n.mu.Unlock()
 	}
+	var patch api.MachinePatch
+	if req.Method == http.MethodPatch && json.NewDecoder(req.Body).Decode(&patch) == nil {
+		n.mu.Lock()
+		vm := n.vms[id]
+		if patch.Name.Set {
+			vm.Name = patch.Name.V
+		}
+		n.vms[id] = vm
+		n.mu.Unlock()
+		_ = json.NewEncoder(w).Encode(api.Machine{ID: id, Name: vm.Name, State: vm.State, Agent: vm.Agent})
+		return
+	}
 	w.WriteHeader(http.StatusNoContent)
 }
 
@@ -185,8 +214,11 @@ type scale struct {
 	ctx    context.Context
 	client *client.Client
 	token  string
+	dir    string // of the replicas' data
+	raw    bool   // replicas are the baseline's
 	urls   []string
 	parts  map[string]*exec.Cmd // replicas by their URLs
+	roles  map[string]part      // what they play
 }
 
 func (s *scale) start(p part) *exec.Cmd {
@@ -206,7 +238,11 @@ func (s *scale) start(p part) *exec.Cmd {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(func() {
-		_ = cmd.Process.Kill()
+		end := cmd.Process.Kill
+		if p.Profile != "" {
+			end = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+		}
+		_ = end() // it may have ended
 		_ = cmd.Wait()
 	})
 	return cmd
@@ -236,8 +272,9 @@ func TestAFleetAtScale(t *testing.T) {
 	nodes, vms := number("FLUXVM_SCALE_NODES", 50), number("FLUXVM_SCALE_VMS", 100)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(number("FLUXVM_SCALE_MINUTES", 20))*time.Minute)
 	defer cancel()
-	s := &scale{t: t, ctx: ctx, token: central.NewToken("fvx_op_"), parts: map[string]*exec.Cmd{}}
+	s := &scale{t: t, ctx: ctx, token: central.NewToken("fvx_op_"), dir: t.TempDir(), parts: map[string]*exec.Cmd{}}
 	s.startReplicas()
+	eventually(ctx, t, "for the cluster", func() bool { _, err := s.client.Capacity(ctx); return err == nil })
 	if _, err := s.client.CreateImage(ctx, api.ImageRequest{Name: "tiny", Path: "sim:?tiny", VCPUs: 1, MemoryMiB: 512, HasAgent: true}, ""); err != nil {
 		t.Fatal(err)
 	}
@@ -273,15 +310,24 @@ func (s *scale) startReplicas() {
 		listen = append(listen, freeAddr(s.t))
 		s.urls = append(s.urls, "http://"+listen[i])
 	}
-	dir := s.t.TempDir()
+	s.roles = map[string]part{}
 	for i, one := range initial {
-		s.parts[s.urls[i]] = s.start(part{Token: s.token, Name: one.Name, Listen: listen[i], Cluster: one.Addr, Dir: filepath.Join(dir, one.Name), Initial: initial})
+		s.roles[s.urls[i]] = part{Token: s.token, Name: one.Name, Listen: listen[i], Cluster: one.Addr, Dir: filepath.Join(s.dir, one.Name), Initial: initial, Raw: s.raw, Profile: s.profile(one.Name)}
+		s.parts[s.urls[i]] = s.start(s.roles[s.urls[i]])
 	}
 	var err error
 	if s.client, err = client.New(client.Config{Endpoints: s.urls, Token: s.token}); err != nil {
 		s.t.Fatal(err)
 	}
-	eventually(s.ctx, s.t, "for the cluster", func() bool { _, err := s.client.Capacity(s.ctx); return err == nil })
+}
+
+// profile names the file for a part's profile, where FLUXVM_BENCH_PROFILES names a directory; else it is empty.
+func (s *scale) profile(part string) string {
+	dir := os.Getenv("FLUXVM_BENCH_PROFILES")
+	if dir == "" {
+		return ""
+	}
+	return filepath.Join(dir, filepath.Base(s.dir)+"-"+part+".pprof")
 }
 
 // launch makes the VMs with the given numbers, each on its node.
