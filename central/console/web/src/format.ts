@@ -145,3 +145,6 @@ export function reasons(r: Record<string, number> | undefined): string {
 
 /** The address of a page of the console. */
 export const link = (...parts: string[]) => "#/" + parts.map(encodeURIComponent).join("/");
+
+/** An image by the name that people know, and the one to launch it by. */
+export const imageTitle = (i: { name: string; title?: string | null }) => (i.title && i.title !== i.name ? `${i.title} (${i.name})` : i.name);

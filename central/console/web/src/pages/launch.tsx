@@ -1,12 +1,11 @@
 import { useEffect, useState } from "preact/hooks";
 import { get, post, Problem } from "../api.ts";
 import type { DryRunAnswer, LaunchAnswer, Pool } from "../api.ts";
-import { coldReason, count, duration, labels, memory, mib, ms, reasons } from "../format.ts";
+import { coldReason, count, duration, imageTitle, labels, memory, mib, ms, reasons } from "../format.ts";
 import { images, nodes, pools, reloadImages, tenants, took } from "../live.ts";
 import { link } from "../route.ts";
 import { me } from "../session.ts";
 import { Check, FormDialog, mistyped, say, Select, Text } from "../ui.tsx";
-import { imageOption } from "./pools.tsx";
 
 /** What a launch came to, in the words of the warm pools page. */
 export function launched(a: LaunchAnswer): { title: string; body: string } {
@@ -61,7 +60,7 @@ export function Launch({ pool, close }: { pool?: Pool; close: () => void }) {
   };
   const options = [
     ...(pools.value ?? []).map((p) => ({ value: "pool:" + p.name, text: `Warm pool ${p.name} (${p.status?.ready ?? 0} ready)` })),
-    ...list.map((i) => ({ value: "image:" + i.name, text: imageOption(i).text })),
+    ...list.map((i) => ({ value: "image:" + i.name, text: imageTitle(i) })),
   ];
   return (
     <FormDialog title={pool ? `Launch from ${pool.name}` : "Launch a VM"} action="Launch" send={send} close={close}>

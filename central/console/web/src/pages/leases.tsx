@@ -1,13 +1,13 @@
 import { useEffect, useState } from "preact/hooks";
 import { get, patch, post, request, seg } from "../api.ts";
-import type { Lease, Policy, Tenant, TenantUsage, Usage } from "../api.ts";
-import { count, duration, labels, money, span } from "../format.ts";
+import type { Lease, Policy, Tenant, TenantUsage } from "../api.ts";
+import { count, duration, labels, span } from "../format.ts";
 import { happened, leases, nodes, tenants, took } from "../live.ts";
 import { link } from "../route.ts";
 import { me } from "../session.ts";
 import { DataTable, type Column } from "../table.tsx";
-import { Ago, ask, Button, Check, Empty, FormDialog, Icon, mistyped, now, Page, Panel, say, Select, Skeleton, Tag, Text, type Tone } from "../ui.tsx";
-import { QuotaBars, QuotaFields, quotaOf, type QuotaForm } from "./tenant.tsx";
+import { Ago, ask, Button, Check, Empty, FormDialog, Icon, mistyped, now, Page, say, Select, Skeleton, Tag, Text, type Tone } from "../ui.tsx";
+import { QuotaBars, QuotaFields, quotaOf, UsageByDay, type QuotaForm } from "../usage.tsx";
 
 const tones: Record<string, Tone> = { pending: "info", active: "ok", ending: "warn", scrubbing: "info", scrub_failed: "bad", ended: "quiet" };
 const stateWords: Record<string, string> = { scrub_failed: "Scrub failed" };
@@ -103,49 +103,6 @@ function TenantCard({ tenant: t }: { tenant: Tenant }) {
       {usage ? <QuotaBars usage={usage} /> : <Skeleton lines={4} />}
       <footer><a href={link("tenants", t.name)}>Keys, quota and usage</a></footer>
     </article>
-  );
-}
-
-const days = 14;
-
-/** VM hours by day, with the money where prices are set. */
-export function UsageByDay({ tenant }: { tenant?: string }) {
-  const [usage, setUsage] = useState<Usage | null>(null);
-  const [currency, setCurrency] = useState<string | null>(null);
-  const tick = Math.floor(happened.value / 20);
-  useEffect(() => {
-    let gone = false;
-    const from = new Date(Date.now() - (days - 1) * 86_400_000);
-    from.setUTCHours(0, 0, 0, 0);
-    void get<Usage>(`/fleet/usage?group_by=${tenant ? "tenant,day" : "day"}&from=${from.toISOString()}`).then((u) => gone || setUsage(u), () => {});
-    if (me.value?.side === "operator") void get<{ currency: string }>("/fleet/prices").then((p) => gone || setCurrency(p.currency), () => {});
-    return () => void (gone = true);
-  }, [tenant, tick]);
-  if (!usage) return <Panel title="Usage by day" class="above"><Skeleton lines={4} /></Panel>;
-  const items = usage.items.filter((i) => !tenant || i.tenant === tenant);
-  const rows = Array.from({ length: days }, (_, i) => {
-    const day = new Date(Date.now() - (days - 1 - i) * 86_400_000).toISOString().slice(0, 10);
-    const of = items.filter((one) => one.day === day);
-    return { day, seconds: of.reduce((s, o) => s + o.vm_seconds, 0), lease: of.reduce((s, o) => s + o.lease_seconds, 0), micros: of.reduce((s, o) => s + o.amount_micros, 0) };
-  });
-  const most = Math.max(...rows.map((r) => r.seconds), 1);
-  const sum = rows.reduce((s, r) => s + r.micros, 0);
-  return (
-    <Panel title="Usage by day" class="above" actions={<span class="dim">{sum ? `${money(sum, currency)} in ${days} days` : `the last ${days} days, in UTC`}</span>}>
-      <svg class="chart" viewBox={`0 0 ${days * 40} 120`} preserveAspectRatio="none" role="img" aria-label={`VM hours a day for the last ${days} days; the table below has the numbers`}>
-        {rows.map((r, i) => <rect key={r.day} class={r.seconds ? "" : "none"} x={i * 40 + 5} width="30" y={118 - (r.seconds / most) * 112} height={Math.max(2, (r.seconds / most) * 112)} rx="2"><title>{`${r.day}: ${span(r.seconds * 1000)}`}</title></rect>)}
-      </svg>
-      <div class="chart-ends"><span>{rows[0]!.day}</span><span>today</span></div>
-      <details>
-        <summary>As numbers</summary>
-        <DataTable label="Usage by day" rows={[...rows].reverse()} id={(r) => r.day} size={days} columns={[
-          { head: "Day", cell: (r) => r.day },
-          { head: "VM time", num: true, cell: (r) => (r.seconds ? span(r.seconds * 1000) : "—") },
-          { head: "Lease time", num: true, cell: (r) => (r.lease ? span(r.lease * 1000) : "—") },
-          { head: "Amount", num: true, cell: (r) => (r.micros ? money(r.micros, currency) : "—") },
-        ]} />
-      </details>
-    </Panel>
   );
 }
 

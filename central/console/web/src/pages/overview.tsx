@@ -10,7 +10,7 @@ import { me } from "../session.ts";
 import { Ago, Bar, Empty, Page, Panel, Skeleton, Tag } from "../ui.tsx";
 import { ActivityItems } from "./activity.tsx";
 import { Dots, stateTag } from "./pools.tsx";
-import { QuotaBars } from "./tenant.tsx";
+import { QuotaBars } from "../usage.tsx";
 
 function useActivity() {
   const [launches, setLaunches] = useState<Activity[] | null>(null);

@@ -1,8 +1,8 @@
 import { signal } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { del, patch, post, seg } from "../api.ts";
-import type { Image, Pool } from "../api.ts";
-import { count, labels, memory, mib, ms, reasons } from "../format.ts";
+import type { Pool } from "../api.ts";
+import { count, imageTitle, labels, memory, mib, ms, reasons } from "../format.ts";
 import { waitReason } from "../sums.ts";
 import { images, lost, pools, reloadImages, tenants, took } from "../live.ts";
 import { me } from "../session.ts";
@@ -148,8 +148,6 @@ export function Pools() {
   );
 }
 
-export const imageOption = (i: Image) => ({ value: i.name, text: i.title && i.title !== i.name ? `${i.title} (${i.name})` : i.name });
-
 function CreatePool({ close }: { close: () => void }) {
   useEffect(reloadImages, []);
   const list = images.value ?? [];
@@ -182,7 +180,7 @@ function CreatePool({ close }: { close: () => void }) {
         <>
           <Text label="Name" field="name" error={error} value={f.name} set={set("name")} placeholder="ios-ci" hint="1 to 40 of a–z, 0–9 and -" autoFocus />
           {list.length ? (
-            <Select label="Image" field="image" error={error} value={image?.name ?? ""} set={set("image")} options={list.map(imageOption)} hint={image && `${image.guest_os === "macos" ? "macOS" : "Linux"}, ${count(image.vcpus, "vCPU")} and ${mib(image.memory_mib)} unless set below`} />
+            <Select label="Image" field="image" error={error} value={image?.name ?? ""} set={set("image")} options={list.map((i) => ({ value: i.name, text: imageTitle(i) }))} hint={image && `${image.guest_os === "macos" ? "macOS" : "Linux"}, ${count(image.vcpus, "vCPU")} and ${mib(image.memory_mib)} unless set below`} />
           ) : (
             <Field label="Image">{(p) => <p {...p} class="dim">The catalog is empty. {operator ? "Add an image on the Cluster page first." : "Ask the operator to add an image."}</p>}</Field>
           )}

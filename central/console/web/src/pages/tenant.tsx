@@ -1,63 +1,16 @@
 import { useEffect, useState } from "preact/hooks";
-import { all, del, get, patch, post, Problem, seg } from "../api.ts";
-import type { Key, Quota, Tenant, TenantUsage } from "../api.ts";
-import { duration, memory, mib } from "../format.ts";
+import { all, del, get, patch, post, seg } from "../api.ts";
+import type { Key, Tenant, TenantUsage } from "../api.ts";
+import { duration } from "../format.ts";
 import { happened, lost, tenants, took } from "../live.ts";
 import { go, link } from "../route.ts";
 import { me } from "../session.ts";
 import { DataTable } from "../table.tsx";
-import { Ago, ask, Bar, Button, Dialog, Empty, Facts, FormDialog, mistyped, Page, Panel, refuse, say, Secret, Select, Skeleton, Tag, Text } from "../ui.tsx";
-import { UsageByDay } from "./leases.tsx";
-
-const kinds: { key: keyof Quota; held: keyof TenantUsage["used"]; text: string; show: (n: number) => string }[] = [
-  { key: "max_vms", held: "vms", text: "VMs", show: String },
-  { key: "max_vcpus", held: "vcpus", text: "vCPUs", show: String },
-  { key: "max_memory_mib", held: "memory_mib", text: "Memory", show: mib },
-  { key: "max_macos_guests", held: "macos_guests", text: "macOS guests", show: String },
-  { key: "max_leases", held: "leases", text: "Leases", show: String },
-  { key: "max_pools", held: "pools", text: "Pools", show: String },
-];
-
-export const QuotaBars = ({ usage: u }: { usage: TenantUsage }) => (
-  <div>
-    {kinds.map(({ key, held, text, show }) => {
-      const max = u.quota[key], used = u.used[held] ?? 0;
-      return (
-        <div class="gauge" key={key}>
-          <span>{text}</span>
-          {max === null || max === undefined ? <div class="bar none" aria-hidden="true" /> : <Bar value={used} max={max} tone={used >= max && max > 0 ? "warn" : "plain"} label={`${text} of ${u.tenant}`} />}
-          <span class="num">{max === null || max === undefined ? <>{show(used)} <span class="dim">no limit</span></> : `${show(used)} of ${show(max)}`}</span>
-        </div>
-      );
-    })}
-  </div>
-);
-
-export type QuotaForm = Partial<Record<keyof Quota, string>>;
-
-/** Reads the form: an empty field is no limit. */
-export function quotaOf(form: QuotaForm): Quota {
-  const out: Record<string, number | null> = {};
-  for (const { key, text } of kinds) {
-    const typed = form[key]?.trim() ?? "";
-    const n = typed === "" ? null : key === "max_memory_mib" ? memory(typed) : /^\d+$/.test(typed) ? Number(typed) : NaN;
-    if (typed !== "" && (n === null || Number.isNaN(n))) throw mistyped("quota", `${text}: write a whole number${key === "max_memory_mib" ? ", or memory such as 64G" : ""}`);
-    out[key] = n;
-  }
-  return out as Quota;
-}
-
-export const QuotaFields = ({ form, set, error }: { form: QuotaForm; set: (f: QuotaForm) => void; error: Problem | null }) => (
-  <fieldset>
-    <legend>Quota <span class="dim">(empty is no limit, 0 is none)</span></legend>
-    <div class="two">
-      {kinds.map(({ key, text }) => <Text key={key} label={text} field={"quota." + key} error={error} value={form[key] ?? ""} set={(v) => set({ ...form, [key]: v })} placeholder="no limit" />)}
-    </div>
-  </fieldset>
-);
+import { Ago, ask, Button, Dialog, Empty, Facts, FormDialog, mistyped, Page, Panel, refuse, say, Secret, Select, Skeleton, Tag, Text } from "../ui.tsx";
+import { formOf, QuotaBars, QuotaFields, quotaOf, UsageByDay } from "../usage.tsx";
 
 function EditQuota({ tenant: t, close }: { tenant: Tenant; close: () => void }) {
-  const [form, setForm] = useState<QuotaForm>(() => Object.fromEntries(kinds.map(({ key }) => [key, t.quota[key] === null || t.quota[key] === undefined ? "" : String(t.quota[key])])));
+  const [form, setForm] = useState(() => formOf(t.quota));
   const send = async () => {
     took("tenant", await patch<Tenant>(`/fleet/tenants/${seg(t.name)}`, { quota: quotaOf(form) }));
     say(`Changed the quota of ${t.name}`);
