@@ -22,12 +22,12 @@ type packaged struct {
 			Mode fs.FileMode
 		} `yaml:"file_info"`
 	}
-	Scripts struct{ Postinstall string }
+	Scripts struct{ Postinstall, Preremove string }
 }
 
-// The package is put together by dpkg's own program from the list that nfpm takes, installed below a directory of its
-// own, and run from there.
-func TestTheDebInstallsProgramsThatRunAndUnitsThatFindThem(t *testing.T) {
+// buildDeb puts the package together by dpkg's own program from the list that nfpm takes.
+func buildDeb(t *testing.T) (deb string) {
+	t.Helper()
 	if _, err := exec.LookPath("dpkg-deb"); err != nil || runtime.GOOS != "linux" {
 		t.Skip("there is no dpkg-deb")
 	}
@@ -74,29 +74,36 @@ func TestTheDebInstallsProgramsThatRunAndUnitsThatFindThem(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	after, err := os.ReadFile(filepath.Join("../..", p.Scripts.Postinstall))
-	if err != nil {
-		t.Fatal(err)
-	}
 	control := filepath.Join(stage, "DEBIAN")
 	if err := os.Mkdir(control, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	about := fmt.Sprintf("Package: %s\nVersion: 0.0.1\nArchitecture: %s\nMaintainer: %s\nDescription: %s\n", p.Name, runtime.GOARCH, p.Maintainer, strings.SplitN(p.Description, "\n", 2)[0])
-	for name, f := range map[string]struct {
-		text string
-		mode fs.FileMode
-	}{"control": {about, 0o644}, "postinst": {string(after), 0o755}} {
-		if err := os.WriteFile(filepath.Join(control, name), []byte(f.text), f.mode); err != nil {
+	if err := os.WriteFile(filepath.Join(control, "control"), []byte(about), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for name, from := range map[string]string{"postinst": p.Scripts.Postinstall, "prerm": p.Scripts.Preremove} {
+		text, err := os.ReadFile(filepath.Join("../..", from))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(control, name), text, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
-	deb, root := filepath.Join(t.TempDir(), "fluxvm.deb"), t.TempDir()
+	deb = filepath.Join(t.TempDir(), "fluxvm.deb")
 	// -Z none: what is tested is no packing.
-	for _, argv := range [][]string{{"dpkg-deb", "--root-owner-group", "-Znone", "--build", stage, deb}, {"dpkg-deb", "--extract", deb, root}, {"sh", "-n", filepath.Join(control, "postinst")}} {
-		if out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %v: %s", argv, err, out)
-		}
+	if out, err := exec.Command("dpkg-deb", "--root-owner-group", "-Znone", "--build", stage, deb).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return deb
+}
+
+// It is unpacked below a directory of its own, and run from there.
+func TestTheDebBringsProgramsThatRunAndUnitsThatFindThem(t *testing.T) {
+	deb, root := buildDeb(t), t.TempDir()
+	if out, err := exec.Command("dpkg-deb", "--extract", deb, root).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
 	}
 	for program, args := range map[string][]string{"usr/bin/fluxvm-agent": {"--version"}, "usr/bin/fluxctl": {"version"}} {
 		out, err := exec.Command(filepath.Join(root, program), args...).CombinedOutput()
@@ -116,6 +123,50 @@ func TestTheDebInstallsProgramsThatRunAndUnitsThatFindThem(t *testing.T) {
 		program, _, _ := strings.Cut(line, " ")
 		if info, err := os.Stat(filepath.Join(root, program)); err != nil || info.Mode().Perm() != 0o755 {
 			t.Errorf("%s starts %q, which the package does not bring: %v", unit, program, err)
+		}
+	}
+}
+
+// installing installs the package DEB as its user would, on a copy of this machine that is written to memory and forgotten.
+const installing = `set -eu
+mount -t tmpfs none "$1"; mkdir "$1/up" "$1/work" "$1/root"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$1/up,workdir=$1/work" "$1/root"
+mount -t proc proc "$1/root/proc"
+cp "$2" "$1/root/fluxvm.deb"
+exec chroot "$1/root" /bin/sh -ec '
+  rm -rf /run/systemd/system; dpkg --install /fluxvm.deb
+  fluxvm-agent --version; fluxctl version; test -x /usr/libexec/fluxvm/fluxvm-guest
+  getent passwd fluxvm || ! command -v systemd-sysusers
+  mkdir -p /etc/fluxvm; touch /etc/fluxvm/node.toml
+  if command -v systemctl && command -v systemd-analyze; then
+    fluxctl service install node --root /; systemctl --root / is-enabled fluxvm-node.service
+    systemd-analyze verify --man=no fluxvm-node.service fluxvm-central.service
+  fi
+  dpkg --remove fluxvm; ! test -e /usr/bin/fluxvm-agent; test -e /etc/fluxvm/node.toml
+  ! test -e /etc/systemd/system/multi-user.target.wants/fluxvm-node.service
+  echo all is well'`
+
+func TestTheDebInstallsAndGoesWithItsServices(t *testing.T) {
+	if runtime.GOOS != "linux" || os.Getuid() != 0 {
+		t.Skip("this needs root on Linux")
+	}
+	for _, program := range []string{"dpkg", "unshare", "chroot"} {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skip("there is no " + program)
+		}
+	}
+	dir := t.TempDir()
+	if err := exec.Command("unshare", "--mount", "sh", "-c", `mount -t tmpfs none "$1" && mkdir "$1/up" "$1/work" && mount -t overlay overlay -o "lowerdir=/,upperdir=$1/up,workdir=$1/work" /mnt`, "sh", dir).Run(); err != nil {
+		t.Skipf("this system gives no copy of itself: %v", err)
+	}
+	out, err := exec.Command("unshare", "--mount", "sh", "-c", installing, "sh", dir, buildDeb(t)).CombinedOutput()
+	if err != nil || !strings.HasSuffix(string(out), "all is well\n") {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for line := range strings.Lines(string(out)) {
+		// Keys of newer versions of systemd, which the units say are not known to older ones.
+		if strings.Contains(line, "fluxvm-") && strings.Contains(line, ".service:") && !strings.Contains(line, "RestartSteps") && !strings.Contains(line, "RestartMaxDelaySec") {
+			t.Errorf("systemd-analyze: %s", line)
 		}
 	}
 }

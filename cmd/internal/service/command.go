@@ -20,10 +20,14 @@ func Command() *cobra.Command {
 		Long: `Makes a daemon a service of this host: a unit of systemd on Linux, a LaunchAgent on macOS.
 
 On macOS it is an agent of the user who installs it, because Apple's framework starts guests only in a login session:
-let the Mac log that user in at boot, keep the screen unlocked, and allow FluxVM the Local Network when macOS asks.`,
-		Example: "  fluxctl service install node\n  fluxctl service status node\n  fluxctl service uninstall node",
+let the Mac log that user in at boot, keep the screen unlocked, and allow FluxVM the Local Network when macOS asks.
+
+With --root the service becomes one of a Linux system that does not run, whose files are below a directory, such as an
+image for many hosts: it starts when that system boots.`,
+		Example: "  fluxctl service install node\n  fluxctl service status node\n  fluxctl service uninstall node\n  fluxctl service install node --root /mnt/image --program /usr/bin/fluxvm-agent",
 	}
 	var p place
+	c.PersistentFlags().StringVar(&p.root, "root", "", "`DIR` of a Linux system that does not run; other paths are as it will see them")
 	var print bool
 	install := &cobra.Command{
 		Use: "install node|central", Short: "Write the service, start it, and start it at every boot",
@@ -64,7 +68,7 @@ let the Mac log that user in at boot, keep the screen unlocked, and allow FluxVM
 			Use: "status node|central", Short: "Show how the service is", Example: "  fluxctl service status node",
 			Args: cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs), ValidArgs: []string{roleNode, roleCentral},
 			RunE: func(cmd *cobra.Command, args []string) error {
-				p, err := place{}.filled(args[0])
+				p, err := place{root: p.root}.filled(args[0])
 				if err != nil {
 					return err
 				}
@@ -75,7 +79,7 @@ let the Mac log that user in at boot, keep the screen unlocked, and allow FluxVM
 				run := exec.CommandContext(cmd.Context(), argv[0], argv[1:]...)
 				run.Stdout, run.Stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
 				if err := run.Run(); err != nil {
-					return fmt.Errorf("%s does not run (%w)", p.label(), err)
+					return fmt.Errorf("%s does not run, or is no service of that system (%w)", p.label(), err)
 				}
 				return nil
 			},
@@ -84,7 +88,7 @@ let the Mac log that user in at boot, keep the screen unlocked, and allow FluxVM
 			Use: "uninstall node|central", Short: "End the service and take it away; VMs, data and configuration stay", Example: "  fluxctl service uninstall node",
 			Args: cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs), ValidArgs: []string{roleNode, roleCentral},
 			RunE: func(cmd *cobra.Command, args []string) error {
-				p, err := place{}.filled(args[0])
+				p, err := place{root: p.root}.filled(args[0])
 				if err != nil {
 					return err
 				}
@@ -104,9 +108,15 @@ let the Mac log that user in at boot, keep the screen unlocked, and allow FluxVM
 // filled is the place with what the user left out.
 func (p place) filled(role string) (place, error) {
 	p.role, p.mac, p.uid = role, runtime.GOOS == "darwin", os.Getuid()
+	if p.mac && p.root != "" {
+		return p, errors.New("--root is for Linux systems; on macOS each user installs the service at home")
+	}
 	var err error
 	if p.home, err = os.UserHomeDir(); err != nil && p.mac {
 		return p, err
+	}
+	if p.program == "" && p.root != "" {
+		p.program = "/usr/bin/fluxvm-agent"
 	}
 	if p.program == "" {
 		self, err := os.Executable()
@@ -114,6 +124,12 @@ func (p place) filled(role string) (place, error) {
 			return p, fmt.Errorf("finding fluxvm-agent (give --program): %w", err)
 		}
 		p.program = filepath.Join(filepath.Dir(self), "fluxvm-agent")
+	}
+	if p.root != "" {
+		var err error
+		if p.root, err = filepath.Abs(p.root); err != nil {
+			return p, err
+		}
 	}
 	if p.config == "" {
 		p.config = "/etc/fluxvm/" + role + ".toml"
@@ -132,14 +148,14 @@ func (p place) filled(role string) (place, error) {
 // ready refuses a service that could not start.
 func (p place) ready() error {
 	for what, path := range map[string]string{"--program": p.program, "--config": p.config} {
-		if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
-			return fmt.Errorf("%s is no file: put it there or name another one with %s", path, what)
+		if info, err := os.Stat(filepath.Join(p.root, path)); err != nil || !info.Mode().IsRegular() {
+			return fmt.Errorf("%s is no file: put it there or name another one with %s", filepath.Join(p.root, path), what)
 		}
 	}
 	switch {
 	case p.mac && p.uid == 0:
 		return errors.New("on macOS the service belongs to the user who is logged in at the screen: run this as that user, without sudo")
-	case !p.mac && p.role == roleCentral:
+	case !p.mac && p.role == roleCentral && p.root == "":
 		if _, err := user.Lookup("fluxvm"); err != nil {
 			return errors.New("the user fluxvm, as whom central runs, is not there: useradd --system --home-dir /var/lib/fluxvm fluxvm")
 		}

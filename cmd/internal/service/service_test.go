@@ -5,12 +5,14 @@ import (
 	"encoding/xml"
 	"errors"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -111,6 +113,66 @@ func TestAServiceThatCouldNotStartIsRefusedWithTheFlagToSet(t *testing.T) {
 	c.SetArgs([]string{"install", "node", "--print", "--program", "/x/agent", "--config", "/x/node.toml"})
 	if err := c.Execute(); err != nil || !strings.Contains(out.String(), "/x/agent") || !strings.Contains(out.String(), "/x/node.toml") {
 		t.Errorf("got %v and %s", err, &out)
+	}
+}
+
+func TestAServiceIsInstalledShownAndTakenAwayBelowARoot(t *testing.T) {
+	if _, err := exec.LookPath("systemctl"); err != nil || runtime.GOOS != "linux" {
+		t.Skip("there is no systemctl")
+	}
+	root := t.TempDir()
+	run := func(args ...string) (string, error) {
+		c := Command()
+		var out strings.Builder
+		c.SetOut(&out)
+		c.SetErr(&out)
+		c.SilenceUsage = true
+		c.SetArgs(append(args, "--root", root))
+		err := c.Execute()
+		return out.String(), err
+	}
+	if _, err := run("install", "node"); err == nil || !strings.Contains(err.Error(), filepath.Join(root, "usr/bin/fluxvm-agent")) && !strings.Contains(err.Error(), filepath.Join(root, "etc/fluxvm/node.toml")) {
+		t.Errorf("got %v for a system without the program", err)
+	}
+	for name, mode := range map[string]os.FileMode{"usr/bin/fluxvm-agent": 0o755, "etc/fluxvm/node.toml": 0o644, "etc/fluxvm/central.toml": 0o644} {
+		path := filepath.Join(root, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, mode)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, role := range []string{roleNode, roleCentral} {
+		unit, wanted := filepath.Join(root, "etc/systemd/system/fluxvm-"+role+".service"), filepath.Join(root, "etc/systemd/system/multi-user.target.wants/fluxvm-"+role+".service")
+		if out, err := run("status", role); err == nil {
+			t.Errorf("%s is a service before it was made one: %s", role, out)
+		}
+		for range 2 { // a repeat changes nothing
+			if out, err := run("install", role); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+		}
+		if text, err := os.ReadFile(unit); err != nil || !strings.Contains(string(text), "\nExecStart=/usr/bin/fluxvm-agent "+role+" --config /etc/fluxvm/"+role+".toml ") {
+			t.Errorf("got %v and %s", err, text)
+		}
+		if _, err := os.Lstat(wanted); err != nil {
+			t.Errorf("it does not start at boot: %v", err)
+		}
+		if out, err := run("status", role); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+		if out, err := run("uninstall", role); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+		for _, path := range []string{unit, wanted} {
+			if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%s is left: %v", path, err)
+			}
+		}
+		if _, err := run("uninstall", role); err == nil {
+			t.Errorf("%s is taken away twice", role)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(root, "etc/fluxvm/node.toml")); err != nil {
+		t.Errorf("the configuration is gone with the service: %v", err)
 	}
 }
 

@@ -24,6 +24,7 @@ type place struct {
 	config  string // absolute
 	home    string // the user's; for a Mac
 	uid     int    // the same
+	root    string // of a Linux system that does not run; empty: the one that does
 }
 
 func (p place) label() string {
@@ -38,7 +39,7 @@ func (p place) path() string {
 	if p.mac {
 		return filepath.Join(p.home, "Library", "LaunchAgents", p.label()+".plist")
 	}
-	return filepath.Join("/etc/systemd/system", p.label())
+	return filepath.Join("/", p.root, "etc/systemd/system", p.label())
 }
 
 // log is where a Mac's daemon writes; systemd keeps a journal.
@@ -98,6 +99,9 @@ func (p place) start() [][]string {
 	if p.mac {
 		return [][]string{{"launchctl", "bootstrap", p.domain(), p.path()}}
 	}
+	if p.root != "" {
+		return [][]string{{"systemctl", "--root", p.root, "enable", p.label()}}
+	}
 	return [][]string{{"systemctl", "daemon-reload"}, {"systemctl", "enable", "--now", p.label()}}
 }
 
@@ -105,12 +109,18 @@ func (p place) stop() [][]string {
 	if p.mac {
 		return [][]string{{"launchctl", "bootout", p.domain() + "/" + p.label()}}
 	}
+	if p.root != "" {
+		return [][]string{{"systemctl", "--root", p.root, "disable", p.label()}}
+	}
 	return [][]string{{"systemctl", "disable", "--now", p.label()}}
 }
 
 func (p place) status() []string {
 	if p.mac {
 		return []string{"launchctl", "print", p.domain() + "/" + p.label()}
+	}
+	if p.root != "" {
+		return []string{"systemctl", "--root", p.root, "is-enabled", p.label()}
 	}
 	return []string{"systemctl", "--no-pager", "--full", "status", p.label()}
 }
