@@ -182,7 +182,7 @@ func (n *Node) start(through func(transport) transport) (err error) {
 	if cfg.Network != nil {
 		inner = cfg.Network.attach(cfg.Name)
 	} else {
-		inner = newTransport(cfg.Mux, cfg.Logger.Named("transport"))
+		inner = newTransport(cfg.Mux, cfg.ElectionTimeout, cfg.Logger.Named("transport"))
 	}
 	n.trans = &ackedTransport{transport: through(inner), met: n.disk.peers.note, acks: make(map[raft.ServerID]ack)}
 

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -23,6 +24,7 @@ import (
 
 const (
 	storeLimit      = 10 * time.Second // a store call that takes longer means a hung disk
+	storeSteps      = 5                // in which that is counted
 	lockWait        = 5 * time.Second  // for the process before us to let go of the store
 	logCacheEntries = 512
 	snapshotsKept   = 3
@@ -227,8 +229,33 @@ var (
 	_ raft.MonotonicLogStore = (*raft.LogCache)(nil)
 )
 
-func (s *guardedStore) watch(operation string) (done func() bool) {
-	return time.AfterFunc(s.limit, func() { s.hung(operation) }).Stop
+// watch calls hung once an operation has taken longer than the limit. It counts in steps, each of which has to pass while
+// this process runs: one that was stopped, on a host that was put to sleep or moved, finds all its timers due at once, and
+// nothing wrong with its disk.
+func (s *guardedStore) watch(operation string) (done func()) {
+	var mu sync.Mutex
+	var timer *time.Timer
+	over, left := false, storeSteps
+	step := func() {
+		mu.Lock()
+		defer mu.Unlock()
+		switch left--; {
+		case over:
+		case left == 0:
+			s.hung(operation)
+		default:
+			timer.Reset(s.limit / storeSteps)
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	timer = time.AfterFunc(s.limit/storeSteps, step)
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		over = true
+		timer.Stop()
+	}
 }
 
 // wrote passes the error of a write on, after it was reported.

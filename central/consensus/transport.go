@@ -1,8 +1,10 @@
 package consensus
 
 import (
+	"fmt"
 	"io"
 	"sync"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
@@ -19,7 +21,10 @@ type transport interface {
 // netTransport is raft's own, but heartbeats go through raft's main loop like every other request. Handled
 // beside it they can change the term under a leader that is busy appending, which then writes entries of the old
 // term as if they were of the new one. The price: heartbeats wait behind a slow disk, so timeouts are generous.
-type netTransport struct{ *raft.NetworkTransport }
+type netTransport struct {
+	*raft.NetworkTransport
+	patience time.Duration // for what the successor of a leader is told
+}
 
 var (
 	_ transport = netTransport{}
@@ -27,8 +32,8 @@ var (
 	_ transport = (*ackedTransport)(nil)
 )
 
-func newTransport(mux *Mux, logger hclog.Logger) netTransport {
-	return netTransport{raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+func newTransport(mux *Mux, patience time.Duration, logger hclog.Logger) netTransport {
+	return netTransport{patience: patience, NetworkTransport: raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream:          mux.raft,
 		Logger:          logger,
 		MaxPool:         3,
@@ -38,6 +43,22 @@ func newTransport(mux *Mux, logger hclog.Logger) netTransport {
 }
 
 func (netTransport) SetHeartbeatHandler(func(raft.RPC)) {}
+
+// TimeoutNow gives up early. A leader takes no writes until its successor has answered or this has ended, and there is no
+// other way out of a transfer to one that is cut off: the watchdog would end the process. What arrives late makes a
+// follower stand for election, which it may at any time.
+func (t netTransport) TimeoutNow(id raft.ServerID, target raft.ServerAddress, request *raft.TimeoutNowRequest, answer *raft.TimeoutNowResponse) error {
+	var late raft.TimeoutNowResponse
+	done := make(chan error, 1)
+	go func() { done <- t.NetworkTransport.TimeoutNow(id, target, request, &late) }() // it ends by the transport's own limit
+	select {
+	case err := <-done:
+		*answer = late
+		return err
+	case <-time.After(t.patience):
+		return fmt.Errorf("%s did not answer within %s", id, t.patience)
+	}
+}
 
 // Close also closes the idle connections, which raft forgets.
 func (t netTransport) Close() error {

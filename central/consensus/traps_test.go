@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,7 +21,7 @@ func wire(t *testing.T) (netTransport, raft.ServerAddress) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	trans := newTransport(mux, hclog.NewNullLogger())
+	trans := newTransport(mux, 100*time.Millisecond, hclog.NewNullLogger())
 	t.Cleanup(func() {
 		if err := errors.Join(trans.Close(), mux.Close()); err != nil {
 			t.Error(err)
@@ -56,6 +57,17 @@ func TestHeartbeatsGoThroughRaftsMainLoop(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Error("the heartbeat got lost")
 	}
+}
+
+// A leader refuses writes until the successor it chose has answered: one that never does must not cost it its life.
+func TestASuccessorThatDoesNotAnswerIsGivenUpSoon(t *testing.T) {
+	to, addr := wire(t)
+	from, _ := wire(t)
+	if err := from.TimeoutNow("b", addr, &raft.TimeoutNowRequest{}, &raft.TimeoutNowResponse{}); err == nil || !strings.Contains(err.Error(), "b did not answer within") {
+		t.Errorf("got %v", err)
+	}
+	late := <-to.Consumer()
+	late.Respond(&raft.TimeoutNowResponse{}, nil)
 }
 
 // Pipelined replication can leave one follower behind for good.

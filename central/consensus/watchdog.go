@@ -13,6 +13,7 @@ const (
 	probeEvery   = 10 * time.Second
 	probeLimit   = 10 * time.Second
 	probeMisses  = 3
+	handingLimit = 3 // election timeouts that a transfer may keep writes refused
 	removedAfter = time.Minute
 )
 
@@ -25,7 +26,7 @@ func Removed(name string) string {
 func (n *Node) watch() {
 	ticker := time.NewTicker(n.cfg.ElectionTimeout)
 	defer ticker.Stop()
-	h := health{handover: 3 * n.cfg.ElectionTimeout}
+	var h health
 	wasMember := false
 	for {
 		select {
@@ -67,21 +68,19 @@ func (n *Node) examine(h *health) (fault string) {
 
 // health is what the watchdog remembers of the term that this replica leads in.
 type health struct {
-	handover time.Duration // how long a transfer may keep writes refused
-
 	term    uint64
 	applied uint64
 	probed  time.Time // when progress was last seen or asked for
 	misses  int
-	handing time.Time // since when every probe found a transfer in the way; zero if the last did not
+	handing int // probes in a row, an election timeout apart, that found a transfer in the way
 }
 
 // due says whether to probe now. Commands that get applied are progress enough.
 func (h *health) due(now time.Time, term, applied uint64, handing bool) bool {
 	if term != h.term {
-		*h = health{handover: h.handover, term: term, applied: applied, probed: now}
+		*h = health{term: term, applied: applied, probed: now}
 	}
-	if handing || !h.handing.IsZero() {
+	if handing || h.handing > 0 {
 		return true
 	}
 	if applied != h.applied {
@@ -95,16 +94,14 @@ func (h *health) note(now time.Time, err error) (fault string) {
 	h.probed = now
 	switch {
 	case errors.Is(err, raft.ErrLeadershipTransferInProgress):
-		if h.handing.IsZero() {
-			h.handing = now
-		}
-		if stuck := now.Sub(h.handing); stuck >= h.handover {
-			return fmt.Sprintf("a transfer of leadership has refused writes for %s: starting again to end it", stuck.Round(time.Millisecond))
+		// Counted, since a process that was stopped has seen nothing meanwhile.
+		if h.handing++; h.handing > handingLimit {
+			return fmt.Sprintf("a transfer of leadership has refused writes for %d election timeouts: starting again to end it", handingLimit)
 		}
 	case err == nil, errors.Is(err, raft.ErrNotLeader), errors.Is(err, raft.ErrLeadershipLost):
-		h.misses, h.handing = 0, time.Time{}
+		h.misses, h.handing = 0, 0
 	default:
-		h.handing = time.Time{}
+		h.handing = 0
 		if h.misses++; h.misses == probeMisses {
 			return fmt.Sprintf("as leader it could not commit %d times in a row for %s each (%v): starting again so that another replica can lead", probeMisses, probeLimit, err)
 		}

@@ -38,19 +38,23 @@ func TestHealthOfALeader(t *testing.T) {
 		},
 		"a transfer may take a while": {
 			{after: 0}, {after: 1, handing: true, due: true, err: raft.ErrLeadershipTransferInProgress},
-			{after: 6, due: true, err: raft.ErrLeadershipTransferInProgress}, {after: 7, due: true}, {after: 8},
+			{after: 3, due: true, err: raft.ErrLeadershipTransferInProgress}, {after: 5, due: true, err: raft.ErrLeadershipTransferInProgress}, {after: 7, due: true}, {after: 8},
 		},
 		"a transfer that does not end is a fault": {
 			{after: 0}, {after: 1, handing: true, due: true, err: raft.ErrLeadershipTransferInProgress},
-			{after: 4, due: true, err: raft.ErrLeadershipTransferInProgress},
+			{after: 3, due: true, err: raft.ErrLeadershipTransferInProgress}, {after: 5, due: true, err: raft.ErrLeadershipTransferInProgress},
 			{after: 7, due: true, err: raft.ErrLeadershipTransferInProgress, fault: "transfer of leadership"},
+		},
+		"a process that was stopped during a transfer has not seen it last": {
+			{after: 0}, {after: 1, handing: true, due: true, err: raft.ErrLeadershipTransferInProgress},
+			{after: 61, due: true, err: raft.ErrLeadershipTransferInProgress}, {after: 63, due: true},
 		},
 		"losing leadership is no fault": {
 			{after: 0}, {after: 10, due: true, err: late}, {after: 20, due: true, err: late}, {after: 30, due: true, err: raft.ErrLeadershipLost},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := health{handover: 6 * time.Second}
+			var h health
 			for i, s := range steps {
 				now := testStart.Add(seconds(s.after))
 				if got := h.due(now, 5, s.applied, s.handing); got != s.due {
