@@ -46,7 +46,7 @@ Prints, and writes to DATA/env, what fluxctl and Terraform need to find it. It l
 	f.StringVar(&o.backend, "backend", api.BackendAuto, "how VMs are run: auto, flux-vm, qemu, procbox, or sim (no VM is real)")
 	f.StringVar(&o.listen, "listen", "127.0.0.1:7799", "address of the first replica's API; the others take free ports")
 	f.StringVar(&o.data, "data", "", "directory for everything (default: a temporary one, removed at the end)")
-	f.BoolVar(&o.processes, "processes", false, "run each replica and node as a process of its own, and restart those that die")
+	f.BoolVar(&o.processes, "processes", false, "run each replica and node as a process of its own, and restart those that die (not those that end with 78 or 79)")
 	f.StringVar(&o.logLevel, "log-level", "warn", "trace, debug, info, warn or error")
 	return cmd
 }

@@ -18,19 +18,22 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fluxvm/fluxvm/central"
+	"github.com/fluxvm/fluxvm/central/consensus"
 	"github.com/fluxvm/fluxvm/pkg/fleettest"
 )
 
 const (
 	restartAfter = time.Second      // between the death of a process and its restart
+	restartMost  = time.Minute      // that which ends by itself again and again waits twice as long each time, up to this
 	stopPatience = 10 * time.Second // then it is killed
 	startup      = time.Minute
 )
 
 // keeper runs the parts of a fleet as processes and restarts those that die, as a service manager would.
 type keeper struct {
-	data   string
-	logger hclog.Logger
+	program string
+	data    string
+	logger  hclog.Logger
 
 	mu   sync.Mutex
 	pids map[string]int
@@ -60,7 +63,11 @@ func runProcesses(ctx context.Context, cmd *cobra.Command, o devOptions, logger 
 	if err != nil {
 		return err
 	}
-	k := &keeper{data: o.data, logger: logger, pids: map[string]int{}}
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("finding this program: %w", err)
+	}
+	k := &keeper{program: self, data: o.data, logger: logger, pids: map[string]int{}}
 	keep, stopNodes := context.WithCancel(context.Background())
 	defer stopNodes()
 	keepReplicas, stopReplicas := context.WithCancel(context.Background())
@@ -139,33 +146,62 @@ func freePort(addr string) (string, error) {
 	return l.Addr().String(), nil
 }
 
-// keep runs the process, again and again, until ctx ends.
+// keep runs the process, again and again, until ctx ends or it says that starting it again is of no use.
 func (k *keeper) keep(ctx context.Context, p part) {
+	wait := restartAfter
 	for ctx.Err() == nil {
-		if err := k.runOnce(ctx, p); err != nil && ctx.Err() == nil {
-			k.logger.Warn("a process ended and is started again", "process", p.name, "error", err, "log", k.logFile(p.name))
+		began := time.Now()
+		err := k.runOnce(ctx, p)
+		if ctx.Err() != nil {
+			return
 		}
+		var again bool
+		if again, wait = restart(exitCode(err), time.Since(began), wait); !again {
+			k.logger.Error("a process ended and asks for an operator: it is not started again", "process", p.name, "error", err, "log", k.logFile(p.name))
+			return
+		}
+		k.logger.Warn("a process ended and is started again", "process", p.name, "error", err, "in", wait, "log", k.logFile(p.name))
 		select {
 		case <-ctx.Done():
-		case <-time.After(restartAfter):
+		case <-time.After(wait):
 		}
 	}
+}
+
+// exitCode is what a process ended with: -1 if somebody ended it, or if it could not be started.
+func exitCode(err error) int {
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &exit):
+		return exit.ExitCode()
+	}
+	return -1
+}
+
+// restart says whether a process that ran for so long is started again, and in how long; waited is what that was the last
+// time. One that was killed has done nothing wrong.
+func restart(code int, ran, waited time.Duration) (again bool, wait time.Duration) {
+	switch {
+	case code == consensus.ExitConfig || code == central.ExitUpgrade:
+		return false, 0
+	case code == -1 || ran > restartMost:
+		return true, restartAfter
+	}
+	return true, min(2*waited, restartMost)
 }
 
 func (k *keeper) logFile(name string) string { return filepath.Join(k.data, name+".log") }
 
 // runOnce runs the process until it ends; when ctx ends it is asked to end, and killed if it does not.
 func (k *keeper) runOnce(ctx context.Context, p part) error {
-	self, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("finding this program: %w", err)
-	}
 	out, err := os.OpenFile(k.logFile(p.name), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return fmt.Errorf("opening its log: %w", err)
 	}
 	defer out.Close()
-	cmd := exec.CommandContext(ctx, self, p.args...)
+	cmd := exec.CommandContext(ctx, k.program, p.args...)
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt at the terminal is for dev, which then stops all in order
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
