@@ -15,6 +15,7 @@ import (
 
 	"github.com/fluxvm/fluxvm/central/consensus"
 	"github.com/fluxvm/fluxvm/cmd/internal/hostd"
+	"github.com/fluxvm/fluxvm/cmd/internal/runners"
 )
 
 // version is set by the linker in releases.
@@ -35,7 +36,7 @@ Try it out with "fluxvm-agent dev"; docs/operations.md tells how to run a real f
 	node.Example = `  fluxvm-agent node --central https://10.0.0.1:7799,https://10.0.0.2:7799,https://10.0.0.3:7799 --join-token-file join.token \
     --tls-ca ca.pem --listen 10.0.0.5:7788
   fluxvm-agent node --central http://127.0.0.1:7799 --backend sim --label zone=lab --data /tmp/node`
-	root.AddCommand(centralCommand(), node, devCommand())
+	root.AddCommand(centralCommand(), node, devCommand(), runners.Command(func(level string, asJSON bool) (hclog.Logger, error) { return newLogger(os.Stderr, level, asJSON) }))
 	root.AddCommand(hostd.Helpers()...)
 	if err := root.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "fluxvm-agent:", err)
