@@ -139,6 +139,9 @@ func wireNode(view fsm.View, n *fsm.Node, b *beat, seen api.Time) api.Node {
 		out.FreeMacOS = max(0, api.MacOSPerHost-max(use.MacOS, w.macOS))
 		out.Apple = &api.AppleHost{Chip: n.Chip, MacOSGuests: max(use.MacOS, w.macOS), MacOSLimit: api.MacOSPerHost}
 	}
+	if b != nil {
+		out.Confinement = b.report.Confinement
+	}
 	if out.Backends == nil {
 		out.Backends = []string{}
 	}

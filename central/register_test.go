@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -60,6 +61,17 @@ func TestANodeSpeaksForItselfAlone(t *testing.T) {
 		}
 		if row := r.member(leader).state.View().Node("studio-1"); row == nil || row.CredentialHash != hashToken("mine") {
 			t.Errorf("the node is kept as %+v", row)
+		}
+	})
+}
+
+func TestANodeShowsWhatHoldsItsVMs(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
+		want := map[string][]string{api.BackendFluxVM: {api.ConfinedByUser, api.ConfinedByGroup + "memory"}}
+		r.addNode("n1", func(n *modelNode) { n.facts.Confinement = want })
+		r.wait(30 * time.Second)
+		if got := into[api.Node](t, r.call(r.leader(), "GET", "/fleet/nodes/n1", nil)).Confinement; !reflect.DeepEqual(got, want) {
+			t.Errorf("got %v, want %v", got, want)
 		}
 	})
 }

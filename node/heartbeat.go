@@ -19,6 +19,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/fluxvm/fluxvm/node/machine"
 	"github.com/fluxvm/fluxvm/pkg/api"
 )
 
@@ -279,11 +280,24 @@ func (d *Daemon) report() api.Register {
 		Name: d.cfg.Name, UUID: d.id.uuid, BootID: d.cfg.Facts.BootID(), Instance: d.instance.Load().(string), Seq: d.beats.seq.Add(1),
 		URL: d.cfg.AdvertiseURL, Version: version(), Backends: driverNames(d.cfg.Drivers), Capabilities: api.Capabilities{Rename: true, Claim: true},
 		VCPUsTotal: d.cfg.VCPUsTotal, MemoryMiBTotal: d.cfg.MemoryMiBTotal, CPUOvercommit: d.cfg.CPUOvercommit,
-		VMCount: running, Labels: d.cfg.Labels, Density: d.density(), Apple: d.apple(), Images: d.imagePaths(),
+		VMCount: running, Labels: d.cfg.Labels, Density: d.density(), Apple: d.apple(), Confinement: confinement(d.cfg.Drivers), Images: d.imagePaths(),
 		VMsDigest: digest(vms), VMs: vms, HasVMs: true,
 	}
 	if d.steer != nil {
 		out.Capabilities = d.steer.Capabilities()
+	}
+	return out
+}
+
+// confinement is what holds the processes of each driver's machines.
+func confinement(drivers []machine.Driver) map[string][]string {
+	out := map[string][]string{}
+	for _, driver := range drivers {
+		if c, ok := driver.(machine.Confiner); ok {
+			if words := c.Confinement(); len(words) > 0 {
+				out[driver.Name()] = words
+			}
+		}
 	}
 	return out
 }

@@ -60,6 +60,12 @@ type LastWords interface {
 	LastConsole(spec Spec, dir string, limit int) ([]byte, error)
 }
 
+// Confiner is a Driver that knows what holds its machines' processes on this host.
+type Confiner interface {
+	// Confinement is that in api's words; empty until the host was looked at.
+	Confinement() []string
+}
+
 // Claimer is a Machine whose guest agent may be able to take a claim.
 type Claimer interface {
 	// CanClaim says whether the agent, which has answered a Ping, can take one.

@@ -212,6 +212,9 @@ func TestABoxIsASystemOfItsOwn(t *testing.T) {
 		t.Errorf("after the claim: got %q", got)
 	}
 
+	if told := d.Confinement(); slices.Contains(told, api.ConfinedByUser) != (os.Geteuid() == 0) || !slices.Contains(told, "cgroup_memory") {
+		t.Errorf("it is told to be confined by %q", told)
+	}
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", m.PID()))
 	if err != nil {
 		t.Fatal(err)

@@ -110,6 +110,20 @@ func (d *Driver) Ready(ctx context.Context) error {
 	return nil
 }
 
+// Confinement is what holds a box.
+func (d *Driver) Confinement() (words []string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.proved {
+		return nil
+	}
+	if os.Geteuid() == 0 {
+		words = append(words, api.ConfinedByUser)
+	}
+	words = append(words, api.ConfinedByCapabilities, api.ConfinedByFiles, api.ConfinedByNamespaces)
+	return append(words, d.groups.Confinement(process.Memory, process.PIDs, process.CPU)...)
+}
+
 // findAgent is the path of fluxvm-guest.
 func findAgent(named string) (string, error) {
 	if named != "" {

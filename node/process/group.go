@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fluxvm/fluxvm/pkg/api"
 )
 
 // Controllers of control groups that machines are bounded with.
@@ -150,6 +152,16 @@ func (g Groups) String() string {
 		return "v2: " + strings.Join(names, " ")
 	}
 	return "v1: " + strings.Join(names, " ")
+}
+
+// Confinement is which of the controllers bound a machine here, in api's words.
+func (g Groups) Confinement(controllers ...string) (words []string) {
+	for _, c := range controllers {
+		if g.Has(c) {
+			words = append(words, api.ConfinedByGroup+c)
+		}
+	}
+	return words
 }
 
 // Limits bound a machine. Zeros do not.

@@ -25,6 +25,8 @@ var (
 	_ machine.Driver   = (*FluxVM)(nil)
 	_ machine.Driver   = (*Whole)(nil)
 	_ machine.Restorer = (*FluxVM)(nil)
+	_ machine.Confiner = (*FluxVM)(nil)
+	_ machine.Confiner = (*Whole)(nil)
 	_ machine.Saver    = (*microVM)(nil)
 	_ machine.Machine  = (*vm)(nil)
 )
@@ -167,6 +169,25 @@ func TestArgumentsFollowTheRequest(t *testing.T) {
 	}
 	if open := open.FluxVM().arguments(host{}, image{}, spec, memory{}); has(open, "-netdev", "restrict") {
 		t.Errorf("a restricted network in %q", open)
+	}
+}
+
+func TestConfinementIsToldAsItHolds(t *testing.T) {
+	for _, c := range []struct {
+		host *host
+		open bool
+		want []string
+	}{
+		{nil, false, nil},
+		{&host{}, false, nil},
+		{&host{filter: true}, false, []string{"syscall_filter"}},
+		{&host{drop: dropRunAs, filter: true}, false, []string{"own_user", "no_capabilities", "own_files", "syscall_filter"}},
+		{&host{drop: dropRunWith}, true, []string{"own_user", "no_capabilities"}},
+	} {
+		e := Engine{cfg: Config{OpenNetwork: c.open}, host: c.host}
+		if diff := cmp.Diff(c.want, e.Confinement()); diff != "" {
+			t.Errorf("%+v: %s", c.host, diff)
+		}
 	}
 }
 

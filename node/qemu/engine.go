@@ -17,6 +17,7 @@ import (
 
 	"github.com/fluxvm/fluxvm/node/machine"
 	"github.com/fluxvm/fluxvm/node/process"
+	"github.com/fluxvm/fluxvm/pkg/api"
 )
 
 const (
@@ -88,6 +89,26 @@ func (e *Engine) inspected(ctx context.Context) (host, error) {
 		"own_disks_only", h.drop != "" && !e.cfg.OpenNetwork, "control_groups", h.groups.String())
 	e.host = &h
 	return h, nil
+}
+
+// Confinement is what holds each QEMU.
+func (e *Engine) Confinement() (words []string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	h := e.host
+	if h == nil {
+		return nil
+	}
+	if h.drop != "" {
+		words = append(words, api.ConfinedByUser, api.ConfinedByCapabilities)
+	}
+	if h.drop != "" && !e.cfg.OpenNetwork {
+		words = append(words, api.ConfinedByFiles)
+	}
+	if h.filter {
+		words = append(words, api.ConfinedByFilter)
+	}
+	return append(words, h.groups.Confinement(process.Memory, process.PIDs)...)
 }
 
 // boot starts QEMU and attaches to it, or leaves nothing behind.

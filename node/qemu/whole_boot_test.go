@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -52,6 +53,10 @@ func checkConfined(t *testing.T, e *Engine, m machine.Machine, id, dir string) {
 		if holds && !strings.Contains(string(status), line) {
 			t.Errorf("want %q; got\n%s", line, status)
 		}
+	}
+	told := e.Confinement()
+	if slices.Contains(told, api.ConfinedByUser) != (h.drop != "") || slices.Contains(told, "cgroup_memory") != h.groups.Has(process.Memory) {
+		t.Errorf("it is told to be confined by %q", told)
 	}
 	if h.groups.Has(process.Memory) {
 		in, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", m.PID()))

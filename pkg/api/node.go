@@ -60,6 +60,16 @@ type Capabilities struct {
 	Claim  bool `json:"claim,omitempty"` // it gives claims to guests
 }
 
+// Words of Node.Confinement: what holds the processes of a backend's VMs on the host.
+const (
+	ConfinedByUser         = "own_user"        // each VM's are a user of their own
+	ConfinedByFiles        = "own_files"       // they see their VM's files and no other
+	ConfinedByFilter       = "syscall_filter"  // the kernel answers only what such a VM needs
+	ConfinedByNamespaces   = "namespaces"      // they see no other process, mount or network
+	ConfinedByCapabilities = "no_capabilities" // root among them is nobody's root
+	ConfinedByGroup        = "cgroup_"         // and the control group's controller that bounds them: memory, pids, cpu
+)
+
 // Node is a host. Free amounts are what placement may still use: total × overcommit less what is placed there.
 type Node struct {
 	Name           string            `json:"name"`
@@ -84,8 +94,12 @@ type Node struct {
 	Labels         map[string]string `json:"labels"`
 	Density        Density           `json:"density"`
 	Apple          *AppleHost        `json:"apple"`
-	LastSeenAt     Time              `json:"last_seen_at"`
-	Version        uint64            `json:"version"`
+
+	// Confinement is what holds the processes of each backend's VMs, in the words of ConfinedByUser and on; as last reported.
+	Confinement map[string][]string `json:"confinement,omitempty"`
+
+	LastSeenAt Time   `json:"last_seen_at"`
+	Version    uint64 `json:"version"`
 }
 
 // NodeDrain is how far a drain is. What blocks it stays until somebody deletes it, or the drain is forced.
@@ -159,11 +173,14 @@ type Register struct {
 	Labels         map[string]string `json:"labels"`
 	Density        Density           `json:"density"`
 	Apple          *AppleHost        `json:"apple"`
-	Images         []string          `json:"images"`
-	VMsDigest      string            `json:"vms_digest"`
-	VMs            []ReportedVM      `json:"vms,omitempty"`
-	HasVMs         bool              `json:"has_vms,omitempty"`    // vms is the whole list, also when it is empty
-	Credential     string            `json:"credential,omitempty"` // the node's own secret, sent with a join token only
+
+	Confinement map[string][]string `json:"confinement,omitempty"`
+
+	Images     []string     `json:"images"`
+	VMsDigest  string       `json:"vms_digest"`
+	VMs        []ReportedVM `json:"vms,omitempty"`
+	HasVMs     bool         `json:"has_vms,omitempty"`    // vms is the whole list, also when it is empty
+	Credential string       `json:"credential,omitempty"` // the node's own secret, sent with a join token only
 
 	CertificateRequest string `json:"certificate_request,omitempty"` // PEM; while the node wants central to sign its certificate
 }

@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -129,7 +131,7 @@ func (a *app) showNode(n api.Node, vms []api.VM) {
 		field{"Mac", apple}, field{"pressure", deref(n.Density.HostPressureLevel)},
 		field{"available", sizeMiB(n.Density.HostMemAvailableMiB)}, field{"warm", count(n.Density.WarmSlotsReady, "VM") + " ready"},
 		field{"sandboxes", fmt.Sprintf("%d active, %d paused, %d hibernated", n.Density.ActiveSandboxes, n.Density.PausedSandboxes, n.Density.HibernatedSandboxes)},
-		field{"backends", strings.Join(n.Backends, ", ")}, field{"labels", labelWords(n.Labels)},
+		field{"backends", strings.Join(n.Backends, ", ")}, field{"confined by", confinementWords(n.Confinement)}, field{"labels", labelWords(n.Labels)},
 		field{"seen", a.moment(n.LastSeenAt)}, field{"url", n.URL}, field{"uuid", n.UUID})
 	if len(vms) == 0 {
 		return
@@ -140,6 +142,15 @@ func (a *app) showNode(n api.Node, vms []api.VM) {
 		g.row(v.Name, string(v.State), v.Image, sizeWords(v.VCPUs, v.MemoryMiB), warmWords(v), since(v.CreatedAt, a.env.Now()), v.ID, owner(v.Tenant), v.Reason)
 	}
 	g.print()
+}
+
+// confinementWords is what holds each backend's VMs.
+func confinementWords(by map[string][]string) string {
+	var out []string
+	for _, backend := range slices.Sorted(maps.Keys(by)) {
+		out = append(out, backend+": "+strings.Join(by[backend], " "))
+	}
+	return strings.Join(out, "; ")
 }
 
 func drainField(n api.Node) string {

@@ -1,6 +1,7 @@
 package hostd
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -41,6 +42,7 @@ type options struct {
 	Insecure       bool
 	StopMachines   bool
 	PoseAsMac      bool
+	OpenNetwork    bool
 }
 
 // Command is the command that runs the daemon until it is told to end. With fleet it can report to central.
@@ -70,6 +72,7 @@ Each flag can also be set in the file that --config names (the flag's name with 
 	f.StringVar(&o.Data, "data", defaultData(), "directory of records and machines")
 	f.StringVar(&o.Backend, "backend", "auto", "what \"auto\" means here: auto, vz (Macs), flux-vm, qemu, procbox, or sim (no VM is real)")
 	f.IntVar(&o.CPUOvercommit, "cpu-overcommit", node.DefaultCPUOvercommit, "vCPUs given out for each of the host's processors")
+	f.BoolVar(&o.OpenNetwork, "open-network", false, "let QEMU guests with a network reach this host, and through it others; needs --admin-token-file (default: only their forwarded ports work)")
 	f.StringVar(&o.AdminTokenFile, "admin-token-file", "", "file with bearer tokens that may do everything, one a line")
 	f.StringVar(&o.ReadTokenFile, "read-token-file", "", "file with bearer tokens that may read, one a line")
 	f.StringVar(&o.TLS.Cert, "tls-cert", "", "certificate file of this host (fluxctl tls cert node NAME); read again when it changes")
@@ -99,7 +102,10 @@ func run(cmd *cobra.Command, o options, settings node.Settings) error {
 	if err != nil {
 		return err
 	}
-	drivers, sized, err := chooseDrivers(ctx, o.Backend, log)
+	if o.OpenNetwork && o.AdminTokenFile == "" {
+		return errors.New("--open-network lets guests reach what listens on this host's loopback, this daemon's API among it: give --admin-token-file, so that they cannot give it orders")
+	}
+	drivers, sized, err := chooseDrivers(ctx, o.Backend, o.OpenNetwork, log)
 	if err != nil {
 		return err
 	}

@@ -106,12 +106,20 @@ func TestWithoutAFleetThereAreNoFleetFlags(t *testing.T) {
 
 func TestABackendThatThisBuildLacksIsRefused(t *testing.T) {
 	for _, backend := range []string{"vz", "nonsense"} {
-		if _, _, err := chooseDrivers(t.Context(), backend, nil); err == nil || !strings.Contains(err.Error(), "sim") {
+		if _, _, err := chooseDrivers(t.Context(), backend, false, nil); err == nil || !strings.Contains(err.Error(), "sim") {
 			t.Errorf("%s: got %v", backend, err)
 		}
 	}
-	drivers, sized, err := chooseDrivers(t.Context(), "sim", nil)
+	drivers, sized, err := chooseDrivers(t.Context(), "sim", false, nil)
 	if err != nil || len(drivers) != 1 || drivers[0].Name() != "sim" || sized.vcpus == 0 {
 		t.Errorf("got %v, %+v, %v", drivers, sized, err)
+	}
+}
+
+func TestAnOpenNetworkNeedsATokenForTheAPIThatGuestsThenReach(t *testing.T) {
+	cmd := Command("serve", false)
+	cmd.SetArgs([]string{"--open-network", "--backend", "sim", "--data", t.TempDir()})
+	if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), "--admin-token-file") {
+		t.Errorf("got %v, want that it asks for a token", err)
 	}
 }

@@ -25,15 +25,15 @@ type candidate struct {
 }
 
 // chooseDrivers makes the drivers this host can use; the first is what "auto" means. Sim is used only when named,
-// and then alone: its host is not real either.
-func chooseDrivers(ctx context.Context, backend string, log hclog.Logger) ([]machine.Driver, size, error) {
+// and then alone: its host is not real either. With openNetwork QEMU's guests reach beyond their forwarded ports.
+func chooseDrivers(ctx context.Context, backend string, openNetwork bool, log hclog.Logger) ([]machine.Driver, size, error) {
 	if backend == api.BackendSim {
 		return []machine.Driver{sim.New(sim.Config{})}, size{sim.VCPUs, sim.MemoryMiB}, nil
 	}
 	auto := backend == "" || backend == api.BackendAuto
 	var usable []machine.Driver
 	var names, why []string
-	for _, c := range candidates(log) {
+	for _, c := range candidates(openNetwork, log) {
 		names = append(names, c.name)
 		if !auto && c.name != backend {
 			continue

@@ -16,7 +16,7 @@ import (
 // helperVerb is the hidden command that holds one VM.
 const helperVerb = "vz-machine"
 
-func candidates(log hclog.Logger) []candidate {
+func candidates(_ bool, log hclog.Logger) []candidate {
 	return []candidate{{api.BackendVZ, func(context.Context) (machine.Driver, error) { return appleVMs(log) }}}
 }
 

@@ -18,8 +18,8 @@ import (
 const proofTimeout = time.Minute
 
 // candidates share one engine: what it finds out about the host takes time.
-func candidates(log hclog.Logger) []candidate {
-	engine := sync.OnceValues(func() (*qemu.Engine, error) { return qemu.New(qemu.Config{Logger: log}) })
+func candidates(openNetwork bool, log hclog.Logger) []candidate {
+	engine := sync.OnceValues(func() (*qemu.Engine, error) { return qemu.New(qemu.Config{OpenNetwork: openNetwork, Logger: log}) })
 	onQEMU := func(name string, ready func(context.Context, *qemu.Engine) (machine.Driver, error)) candidate {
 		return candidate{name, func(ctx context.Context) (machine.Driver, error) {
 			e, err := engine()

@@ -4,4 +4,4 @@ package hostd
 
 import "github.com/hashicorp/go-hclog"
 
-func candidates(hclog.Logger) []candidate { return nil }
+func candidates(bool, hclog.Logger) []candidate { return nil }

@@ -10,6 +10,6 @@ import (
 
 // Drivers makes the drivers that this host can use, for a caller that runs daemons itself.
 func Drivers(ctx context.Context, backend string, logger hclog.Logger) ([]machine.Driver, error) {
-	drivers, _, err := chooseDrivers(ctx, backend, logger)
+	drivers, _, err := chooseDrivers(ctx, backend, false, logger)
 	return drivers, err
 }
