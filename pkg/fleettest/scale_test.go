@@ -97,8 +97,9 @@ type scaleNode struct {
 	report api.Register
 	client *http.Client
 
-	mu  sync.Mutex
-	vms map[string]api.ReportedVM
+	mu      sync.Mutex
+	vms     map[string]api.ReportedVM
+	changes int // of vms
 }
 
 // playNodes plays nodes, each at an address of its own, as central wants it.
@@ -128,26 +129,26 @@ func playNodes(ctx context.Context, p part) error {
 	return nil
 }
 
-// beat reports to one replica, at the times that it is told.
+// beat reports to one replica, at the times that it is told. What did not change is not written anew: on one machine the
+// hosts must not cost more than the replicas that are measured.
 func (n *scaleNode) beat(ctx context.Context, url, token string) {
-	acked := ""
+	acked, digest, seen, body := "", "", -1, []byte(nil)
 	for ctx.Err() == nil {
-		report := n.report
-		n.mu.Lock()
-		report.VMs = slices.SortedFunc(maps.Values(n.vms), func(a, b api.ReportedVM) int { return cmp.Compare(a.ID, b.ID) })
-		n.mu.Unlock()
-		raw, _ := json.Marshal(report.VMs) // plain values
-		sum := sha256.Sum256(raw)
-		report.VMsDigest, report.VMCount, report.HasVMs = hex.EncodeToString(sum[:16]), len(report.VMs), true
-		if report.VMsDigest == acked {
-			report.VMs, report.HasVMs = nil, false
+		if n.mu.Lock(); body == nil || n.changes != seen {
+			seen = n.changes
+			digest, body = n.encode(acked)
 		}
+		n.mu.Unlock()
 		next := time.Second
 		var answer api.RegisterAnswer
-		if err := n.post(ctx, url+"/fleet/register", token, report, &answer); err == nil {
-			acked, next = report.VMsDigest, time.Duration(answer.NextInMS)*time.Millisecond
+		if err := n.post(ctx, url+"/fleet/register", token, body, &answer); err == nil {
 			if answer.WantVMs {
-				acked, next = "", 0
+				digest, next = "", 0
+			} else {
+				next = time.Duration(answer.NextInMS) * time.Millisecond
+			}
+			if acked != digest {
+				acked, body = digest, nil
 			}
 		}
 		select {
@@ -157,12 +158,22 @@ func (n *scaleNode) beat(ctx context.Context, url, token string) {
 	}
 }
 
-func (n *scaleNode) post(ctx context.Context, url, token string, body, out any) error {
-	raw, err := json.Marshal(body)
-	if err != nil {
-		return err
+// encode is the report, with the VMs unless the replica has just them. n.mu is held.
+func (n *scaleNode) encode(acked string) (digest string, body []byte) {
+	report := n.report
+	report.VMs = slices.SortedFunc(maps.Values(n.vms), func(a, b api.ReportedVM) int { return cmp.Compare(a.ID, b.ID) })
+	raw, _ := json.Marshal(report.VMs) // plain values
+	sum := sha256.Sum256(raw)
+	report.VMsDigest, report.VMCount, report.HasVMs = hex.EncodeToString(sum[:16]), len(report.VMs), true
+	if report.VMsDigest == acked {
+		report.VMs, report.HasVMs = nil, false
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(raw))
+	body, _ = json.Marshal(report)
+	return report.VMsDigest, body
+}
+
+func (n *scaleNode) post(ctx context.Context, url, token string, body []byte, out any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
@@ -172,7 +183,8 @@ func (n *scaleNode) post(ctx context.Context, url, token string, body, out any) 
 		return err
 	}
 	defer resp.Body.Close()
-	if raw, err = io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusOK {
+	raw, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
 		return fmt.Errorf("%s %w", resp.Status, err)
 	}
 	return json.Unmarshal(raw, out)
@@ -182,6 +194,7 @@ func (n *scaleNode) serve(w http.ResponseWriter, req *http.Request, id string) {
 	var spec api.MachineRequest
 	if req.Method == http.MethodPost && json.NewDecoder(req.Body).Decode(&spec) == nil {
 		n.mu.Lock()
+		n.changes++
 		n.vms[spec.ID] = api.ReportedVM{ID: spec.ID, Name: spec.Name, State: api.StateRunning, VCPUs: spec.VCPUs, MemoryMiB: spec.MemoryMiB, Agent: true, Cluster: spec.Labels[api.LabelCluster]}
 		n.mu.Unlock()
 		w.WriteHeader(http.StatusCreated)
@@ -190,6 +203,7 @@ func (n *scaleNode) serve(w http.ResponseWriter, req *http.Request, id string) {
 	}
 	if req.Method == http.MethodDelete {
 		n.mu.Lock()
+		n.changes++
 		delete(n.vms, id)
 		n.mu.Unlock()
 	}
@@ -200,6 +214,7 @@ func (n *scaleNode) serve(w http.ResponseWriter, req *http.Request, id string) {
 		if patch.Name.Set {
 			vm.Name = patch.Name.V
 		}
+		n.changes++
 		n.vms[id] = vm
 		n.mu.Unlock()
 		_ = json.NewEncoder(w).Encode(api.Machine{ID: id, Name: vm.Name, State: vm.State, Agent: vm.Agent})
