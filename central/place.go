@@ -98,8 +98,8 @@ func exclude(view fsm.View, node *fsm.Node, w weather, n need, taken load) strin
 		return n.tried[node.Name]
 	case w.mute:
 		return api.WhyUnhealthy
-	case strings.HasPrefix(n.imagePath, "sim:") != (node.Backend(n.backend) == api.BackendSim):
-		return api.WhyBackend
+	case !strings.HasPrefix(n.imagePath, api.LocalImage) && strings.HasPrefix(n.imagePath, "sim:") != (node.Backend(n.backend) == api.BackendSim):
+		return api.WhyBackend // of an imported one the reports tell
 	}
 	if why := view.Fit(node, fsm.Need{Tenant: n.tenant, Leased: n.leased, GuestOS: n.guestOS, Backend: n.backend, VCPUs: n.vcpus + taken.vcpus, MemoryMiB: n.memoryMiB + taken.memoryMiB, Claim: n.claim}); why != "" {
 		return why

@@ -2,6 +2,8 @@ package sim
 
 import (
 	"net/url"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -42,9 +44,15 @@ const (
 	balloonStuck   = "stuck"  // it stops at an eighth of its memory
 )
 
-// parseImage reads sim:?boot_ms=50&agent_ms=50&fail=none&crash_after_ms=0. Nothing is the default image.
+// parseImage reads sim:?boot_ms=50&agent_ms=50&fail=none&crash_after_ms=0. Nothing is the default image, and so is a
+// directory of this host: one that was imported.
 func parseImage(path string) (image, error) {
 	img := image{boot: 50 * time.Millisecond, agent: 50 * time.Millisecond, fail: failNone, balloon: balloonFollows}
+	if filepath.IsAbs(path) {
+		if info, err := os.Stat(path); err == nil && info.IsDir() {
+			return img, nil
+		}
+	}
 	rest, ok := strings.CutPrefix(path, scheme)
 	if path != "" && !ok {
 		return img, api.Invalid("image", "the sim backend boots images such as sim:?boot_ms=50&agent_ms=50, not files")
