@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
-	"os"
 	"path/filepath"
 	"sync"
 
@@ -47,7 +46,7 @@ func (c *console) drain(ctx context.Context, monitor *qmp) error {
 		if len(raw) == 0 {
 			return nil
 		}
-		if err := c.append(raw); err != nil {
+		if err := process.Append(c.path, raw, consoleKeep); err != nil {
 			return fmt.Errorf("keeping the console: %w", err)
 		}
 		fetched += len(raw)
@@ -55,39 +54,7 @@ func (c *console) drain(ctx context.Context, monitor *qmp) error {
 	return nil
 }
 
-func (c *console) append(raw []byte) error {
-	f, err := os.OpenFile(c.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(raw)
-	info, errStat := f.Stat()
-	if errClose := f.Close(); err != nil || errStat != nil || errClose != nil {
-		return fmt.Errorf("writing %s: %w", c.path, firstOf(err, errStat, errClose))
-	}
-	if info.Size() <= 2*consoleKeep {
-		return nil
-	}
-	if err := os.WriteFile(c.path+".new", []byte(process.Tail(c.path, consoleKeep)), 0o600); err != nil {
-		return err
-	}
-	return os.Rename(c.path+".new", c.path)
-}
-
 // LastConsole is what the guest of a machine that has ended wrote last, and what QEMU said where that is all there is.
 func (e *Engine) LastConsole(_ machine.Spec, dir string, limit int) ([]byte, error) {
-	text := process.Tail(filepath.Join(dir, consoleFile), int64(limit))
-	if said := process.Tail(filepath.Join(dir, logFile), logTail); text == "" && said != "" {
-		text = "QEMU: " + said
-	}
-	return []byte(text), nil
-}
-
-func firstOf(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return process.LastWords(filepath.Join(dir, consoleFile), filepath.Join(dir, logFile), "QEMU", int64(limit)), nil
 }

@@ -262,26 +262,3 @@ func found(t *testing.T, dir, id string) int {
 	p.Close()
 	return p.PID
 }
-
-func TestConsoleFileStaysBounded(t *testing.T) {
-	c := console{path: filepath.Join(t.TempDir(), consoleFile)}
-	line := strings.Repeat("x", 99) + "\n"
-	for range 2*consoleKeep/len(line) + 10 {
-		if err := c.append([]byte(line)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := c.append([]byte("the end\n")); err != nil {
-		t.Fatal(err)
-	}
-	info, err := os.Stat(c.path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if info.Size() > 2*consoleKeep {
-		t.Errorf("it has %d bytes, want %d at most", info.Size(), 2*consoleKeep)
-	}
-	if diff := cmp.Diff("x\nthe end\n", process.Tail(c.path, 10)); diff != "" {
-		t.Errorf("its end (-want +got):\n%s", diff)
-	}
-}

@@ -24,7 +24,7 @@ func keepConsole(from io.Reader, path string) (lost error) {
 	for {
 		n, err := from.Read(buffer)
 		if n > 0 {
-			if err := appendConsole(path, buffer[:n]); err != nil && lost == nil {
+			if err := process.Append(path, buffer[:n], consoleKeep); err != nil && lost == nil {
 				lost = err
 			}
 		}
@@ -37,31 +37,8 @@ func keepConsole(from io.Reader, path string) (lost error) {
 	}
 }
 
-func appendConsole(path string, raw []byte) error {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(raw)
-	info, statErr := f.Stat()
-	if err := errors.Join(err, statErr, f.Close()); err != nil {
-		return err
-	}
-	if info.Size() <= 2*consoleKeep {
-		return nil
-	}
-	if err := os.WriteFile(path+".new", []byte(process.Tail(path, consoleKeep)), 0o600); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
-}
-
 // LastConsole is what the guest of a machine that has ended wrote last, and what its helper said where that is all there
 // is.
 func (d *Driver) LastConsole(_ machine.Spec, dir string, limit int) ([]byte, error) {
-	text := process.Tail(at(dir, consoleFile), int64(limit))
-	if said := process.Tail(at(dir, logFile), logTail); text == "" && said != "" {
-		text = "helper: " + said
-	}
-	return []byte(text), nil
+	return process.LastWords(at(dir, consoleFile), at(dir, logFile), "helper", int64(limit)), nil
 }

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,6 +10,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"runtime"
+	"time"
 
 	"github.com/spf13/cobra"
 )
@@ -48,6 +50,9 @@ image for many hosts: it starts when that system boots.`,
 				return err
 			}
 			if err := p.ready(); err != nil {
+				return err
+			}
+			if err := p.makeRoom(cmd.Context()); err != nil {
 				return err
 			}
 			if err := p.write(); err != nil {
@@ -158,6 +163,28 @@ func (p place) ready() error {
 	case !p.mac && p.role == roleCentral && p.root == "":
 		if _, err := user.Lookup("fluxvm"); err != nil {
 			return errors.New("the user fluxvm, as whom central runs, is not there: useradd --system --home-dir /var/lib/fluxvm fluxvm")
+		}
+	}
+	return nil
+}
+
+// goneWithin is how long launchd may take to end a daemon that it was told to: its own patience with one is 20 s.
+const goneWithin = time.Minute
+
+// makeRoom ends the service that is to be made anew, where the system would take no second one of its name.
+func (p place) makeRoom(ctx context.Context) error {
+	there := p.loaded()
+	if there == nil || exec.CommandContext(ctx, there[0], there[1:]...).Run() != nil {
+		return nil
+	}
+	if err := carryOut(p.stop()); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, goneWithin)
+	defer cancel()
+	for exec.CommandContext(ctx, there[0], there[1:]...).Run() == nil {
+		if !pause(ctx, 200*time.Millisecond) {
+			return fmt.Errorf("the service %s does not end: %w", p.label(), ctx.Err())
 		}
 	}
 	return nil

@@ -176,6 +176,42 @@ func TestAServiceIsInstalledShownAndTakenAwayBelowARoot(t *testing.T) {
 	}
 }
 
+// The launchctl of this test keeps what is loaded in a file, ends a service only when it was asked twice whether it is gone,
+// and takes no second one of a name, as launchd does.
+const fakeLaunchctl = `#!/bin/sh
+cd "$(dirname "$0")"
+echo "$1" >> said
+case $1 in
+bootstrap) test ! -e loaded || { echo "Bootstrap failed: 5: Input/output error" >&2; exit 5; }; touch loaded ;;
+bootout) touch ending ;;
+print)
+  if test -e ending2; then rm -f loaded ending ending2; fi
+  if test -e ending; then touch ending2; fi
+  test -e loaded ;;
+esac
+`
+
+func TestAServiceOfAMacIsMadeAnewWhereItIsAlready(t *testing.T) {
+	bin := t.TempDir()
+	if err := os.WriteFile(filepath.Join(bin, "launchctl"), []byte(fakeLaunchctl), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin+string(os.PathListSeparator)+os.Getenv("PATH"))
+	p := place{role: roleNode, mac: true, program: "/x/agent", config: "/x/node.toml", home: t.TempDir(), uid: 501}
+	for range 2 {
+		if err := errors.Join(p.makeRoom(t.Context()), p.write(), carryOut(p.start())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	said, err := os.ReadFile(filepath.Join(bin, "said"))
+	if want := "print bootstrap print bootout print print bootstrap "; err != nil || strings.ReplaceAll(string(said), "\n", " ") != want {
+		t.Errorf("launchd was told %q (%v), want %q", said, err, want)
+	}
+	if err := carryOut(p.start()); err == nil {
+		t.Error("a second service of the name is taken; the test proves nothing")
+	}
+}
+
 // systemd is the other end of the socket.
 func systemd(t *testing.T) (socket string, next func() string) {
 	socket = filepath.Join(t.TempDir(), "n")

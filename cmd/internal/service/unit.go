@@ -93,6 +93,14 @@ func (p place) write() error {
 	return os.WriteFile(p.path(), []byte(text), 0o644)
 }
 
+// loaded asks a Mac whether the service is there already: launchd takes no second one of a name.
+func (p place) loaded() []string {
+	if !p.mac {
+		return nil
+	}
+	return p.status()
+}
+
 // The commands of each step, in order.
 
 func (p place) start() [][]string {
