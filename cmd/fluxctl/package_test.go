@@ -170,32 +170,3 @@ func TestTheDebInstallsAndGoesWithItsServices(t *testing.T) {
 		}
 	}
 }
-
-// A Mac's daemon is built on a Mac; what goreleaser builds needs no C library, and so no Mac.
-func TestTheFleetsReleaseNeedsNoCAndNamesProgramsThatThereAre(t *testing.T) {
-	raw, err := os.ReadFile("../../.goreleaser.fleet.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var r struct {
-		Builds []struct {
-			ID, Main, Binary string
-			Env, Goos        []string
-		}
-		Archives []struct{ Ids []string }
-	}
-	if err := yaml.Unmarshal(raw, &r); err != nil {
-		t.Fatal(err)
-	}
-	if len(r.Builds) != 3 || len(r.Archives) != 1 || len(r.Archives[0].Ids) != 3 {
-		t.Fatalf("got %+v", r)
-	}
-	for _, b := range r.Builds {
-		if info, err := os.Stat(filepath.Join("../..", b.Main)); err != nil || !info.IsDir() || filepath.Base(b.Main) != b.Binary {
-			t.Errorf("%s: %q and %q: %v", b.ID, b.Main, b.Binary, err)
-		}
-		if strings.Join(b.Env, " ") != "CGO_ENABLED=0" || b.ID == "agent" && strings.Join(b.Goos, " ") != "linux" {
-			t.Errorf("%s is built with %v for %v", b.ID, b.Env, b.Goos)
-		}
-	}
-}
