@@ -16,7 +16,6 @@ import (
 
 	"github.com/fluxvm/fluxvm/node/machine"
 	"github.com/fluxvm/fluxvm/node/process"
-	"github.com/fluxvm/fluxvm/pkg/api"
 	"github.com/fluxvm/fluxvm/pkg/guest"
 )
 
@@ -27,17 +26,23 @@ const (
 	killWithin = 30 * time.Second
 )
 
+// What it is beyond a machine.Machine.
+var _ interface {
+	machine.Claimer
+	machine.Renewer
+} = (*box)(nil)
+
 // errReleased is what a box that was let go of answers.
 var errReleased = errors.New("the box was released; adopt it again")
 
 // box is one that runs.
 type box struct {
+	process.Agent
 	spec  machine.Spec
 	dir   string
 	log   hclog.Logger
 	proc  *process.Process
 	group *process.Group
-	agent process.Agent
 
 	released chan struct{} // closed by Release
 	done     chan struct{} // closed when process 1 has ended
@@ -54,9 +59,10 @@ type box struct {
 
 func (d *Driver) attach(spec machine.Spec, dir string, proc *process.Process, group *process.Group) *box {
 	b := &box{
-		spec: spec, dir: dir, log: d.log.With("vm", spec.ID, "pid", proc.PID), proc: proc, group: group, agent: process.Agent{Dial: process.Dialer(dir, agentSocket)},
+		spec: spec, dir: dir, log: d.log.With("vm", spec.ID, "pid", proc.PID), proc: proc, group: group,
 		released: make(chan struct{}), done: make(chan struct{}), paused: group.Frozen(),
 	}
+	b.Dial, b.Awake = process.Dialer(dir, agentSocket), b.awake
 	b.work.Go(b.watch)
 	return b
 }
@@ -69,7 +75,7 @@ func (b *box) watch() {
 	case <-b.proc.Ended:
 	}
 	how := b.proc.Collect()
-	b.agent.Close()
+	b.Agent.Close()
 	b.proc.Close()
 	starved := b.group.OutOfMemory()
 	if err := b.group.Remove(filepath.Join(b.dir, groupFile)); err != nil {
@@ -151,41 +157,6 @@ func (b *box) awake() error {
 	}
 }
 
-// Ping asks the agent.
-func (b *box) Ping(ctx context.Context) error {
-	if err := b.awake(); err != nil {
-		return err
-	}
-	return b.agent.Ping(ctx)
-}
-
-// Exec runs a command in the box.
-func (b *box) Exec(ctx context.Context, req api.ExecRequest) (api.ExecAnswer, error) {
-	if err := b.awake(); err != nil {
-		return api.ExecAnswer{}, err
-	}
-	return b.agent.Exec(ctx, req)
-}
-
-// CanClaim says whether the agent that last answered takes claims.
-func (b *box) CanClaim() bool { return b.agent.CanClaim() }
-
-// Claim gives the box its claim.
-func (b *box) Claim(ctx context.Context, claim api.GuestClaim) error {
-	if err := b.awake(); err != nil {
-		return err
-	}
-	return b.agent.Claim(ctx, claim)
-}
-
-// Renew gives the box a new identity. Randomness and time are the host's own.
-func (b *box) Renew(ctx context.Context, who machine.Identity) error {
-	if err := b.awake(); err != nil {
-		return err
-	}
-	return b.agent.Renew(ctx, who)
-}
-
 // Pause halts the processes of the box.
 func (b *box) Pause(ctx context.Context) error { return b.turn(ctx, true) }
 
@@ -232,7 +203,7 @@ func (b *box) Stop(ctx context.Context, force bool) error {
 		ctx, cancel := context.WithTimeout(ctx, stopWithin)
 		defer cancel()
 		_ = b.Resume(ctx) // a halted box hears nothing
-		if err := b.agent.Poweroff(ctx); err == nil {
+		if err := b.Agent.Poweroff(ctx); err == nil {
 			select {
 			case <-b.done:
 				return nil
@@ -268,7 +239,7 @@ func (b *box) Release() {
 			close(b.released)
 		}
 		b.work.Wait()
-		b.agent.Close()
+		b.Agent.Close()
 		b.proc.Close()
 	})
 }

@@ -31,9 +31,11 @@ const (
 	execGrace = 30 * time.Second
 )
 
-// Agent is the way to one guest's agent. It dials when first asked, and anew after the stream has ended.
+// Agent is the way to one guest's agent. It dials when first asked, and anew after the stream has ended. A machine that
+// embeds it is a machine.Claimer and a machine.Renewer.
 type Agent struct {
-	Dial func(context.Context) (net.Conn, error) // fails at once while nobody listens
+	Dial  func(context.Context) (net.Conn, error) // fails at once while nobody listens
+	Awake func() error                            // refuses what a guest that is halted or has ended could only time out on
 
 	mu     sync.Mutex
 	client *guest.Client
@@ -77,6 +79,9 @@ func (a *Agent) Close() {
 func (a *Agent) Ping(ctx context.Context) error { return a.ping(ctx, pingWithin) }
 
 func (a *Agent) ping(ctx context.Context, within time.Duration) error {
+	if err := a.Awake(); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	client, err := a.get(ctx)

@@ -16,7 +16,6 @@ import (
 
 	"github.com/fluxvm/fluxvm/node/machine"
 	"github.com/fluxvm/fluxvm/node/process"
-	"github.com/fluxvm/fluxvm/pkg/api"
 )
 
 const (
@@ -39,6 +38,12 @@ const (
 // endedUnseen is our own word beside QEMU's reasons for a guest's end.
 const endedUnseen = "ended-unseen"
 
+// What it is beyond a machine.Machine.
+var _ interface {
+	machine.Claimer
+	machine.Renewer
+} = (*vm)(nil)
+
 // errReleased is what a VM that was let go of answers.
 var errReleased = errors.New("the VM was released; adopt it again")
 
@@ -52,13 +57,13 @@ const (
 
 // vm is one running VM of either driver.
 type vm struct {
+	process.Agent
 	spec    machine.Spec
 	balloon balloonDevice
 	log     hclog.Logger
 	dir     string
 	proc    *process.Process
 	monitor *qmp
-	agent   process.Agent
 	console console
 	noAgent bool
 
@@ -84,9 +89,10 @@ func (e *Engine) attach(ctx context.Context, spec machine.Spec, dir string, proc
 	defer cancel()
 	m := &vm{
 		spec: spec, balloon: balloonOf(spec), log: e.log.With("vm", spec.ID, "pid", proc.PID), dir: dir, proc: proc,
-		agent: process.Agent{Dial: process.Dialer(dir, agentSocket)}, console: console{path: filepath.Join(dir, consoleFile)}, noAgent: spec.NoAgent,
+		console: console{path: filepath.Join(dir, consoleFile)}, noAgent: spec.NoAgent,
 		shutdown: make(chan string, 1), released: make(chan struct{}), done: make(chan struct{}),
 	}
+	m.Dial, m.Awake = process.Dialer(dir, agentSocket), m.awake
 	var err error
 	if m.monitor, err = openMonitor(ctx, dir, proc, m.event); err != nil {
 		return nil, err
@@ -188,7 +194,7 @@ func (m *vm) lastWords() {
 func (m *vm) conclude(why string) {
 	how := m.proc.Collect()
 	m.monitor.close()
-	m.agent.Close()
+	m.Agent.Close()
 	m.proc.Close()
 	if group, err := process.OpenGroup(filepath.Join(m.dir, groupFile)); err == nil {
 		if err := group.Remove(filepath.Join(m.dir, groupFile)); err != nil {
@@ -251,41 +257,6 @@ func (m *vm) PID() int {
 	default:
 		return m.proc.PID
 	}
-}
-
-// Ping asks the guest agent.
-func (m *vm) Ping(ctx context.Context) error {
-	if err := m.awake(); err != nil {
-		return err
-	}
-	return m.agent.Ping(ctx)
-}
-
-// Exec runs a command in the guest.
-func (m *vm) Exec(ctx context.Context, req api.ExecRequest) (api.ExecAnswer, error) {
-	if err := m.awake(); err != nil {
-		return api.ExecAnswer{}, err
-	}
-	return m.agent.Exec(ctx, req)
-}
-
-// CanClaim says whether the agent that last answered takes claims.
-func (m *vm) CanClaim() bool { return m.agent.CanClaim() }
-
-// Claim gives the guest its claim.
-func (m *vm) Claim(ctx context.Context, claim api.GuestClaim) error {
-	if err := m.awake(); err != nil {
-		return err
-	}
-	return m.agent.Claim(ctx, claim)
-}
-
-// Renew gives the guest what a saved state makes stale.
-func (m *vm) Renew(ctx context.Context, who machine.Identity) error {
-	if err := m.awake(); err != nil {
-		return err
-	}
-	return m.agent.Renew(ctx, who)
 }
 
 // awake refuses at once what a halted guest could only time out on.
@@ -404,7 +375,7 @@ func (m *vm) ask(ctx context.Context) {
 	if err := m.Resume(ctx); err != nil { // a paused guest hears nothing
 		m.log.Debug("the guest cannot be resumed for its shutdown", "error", err)
 	}
-	if !m.noAgent && m.agent.Poweroff(ctx) == nil {
+	if !m.noAgent && m.Agent.Poweroff(ctx) == nil {
 		return
 	}
 	if err := m.monitor.execute(context.WithoutCancel(ctx), "system_powerdown", nil, nil); err != nil {
@@ -422,7 +393,7 @@ func (m *vm) Release() {
 		}
 		m.work.Wait()
 		m.monitor.close()
-		m.agent.Close()
+		m.Agent.Close()
 		m.proc.Close()
 	})
 }

@@ -12,7 +12,6 @@ import (
 
 	"github.com/fluxvm/fluxvm/node/machine"
 	"github.com/fluxvm/fluxvm/node/process"
-	"github.com/fluxvm/fluxvm/pkg/api"
 	"github.com/fluxvm/fluxvm/pkg/guest"
 )
 
@@ -27,18 +26,26 @@ const (
 	plugWithin = 15 * time.Second
 )
 
+// What it is beyond a machine.Machine.
+var _ interface {
+	machine.Ballooner
+	machine.Claimer
+	machine.Renewer
+	machine.Saver
+} = (*vm)(nil)
+
 // errReleased is what a VM that was let go of answers.
 var errReleased = errors.New("the VM was released; adopt it again")
 
 // vm is one running VM, as the daemon sees it.
 type vm struct {
+	process.Agent
 	driver *Driver
 	spec   machine.Spec
 	log    hclog.Logger
 	dir    string
 	pid    int
 	line   net.Conn // the helper tells on it when the guest has ended
-	agent  process.Agent
 	lease  leases
 
 	released chan struct{} // closed by Release
@@ -62,7 +69,7 @@ func (d *Driver) attach(ctx context.Context, spec machine.Spec, dir string, pid 
 		driver: d, spec: spec, log: d.log.With("vm", spec.ID, "pid", pid), dir: dir, pid: pid, line: line, paused: now.Paused,
 		lease: leases{path: d.cfg.Leases, mac: macOf(spec.ID)}, released: make(chan struct{}), done: make(chan struct{}),
 	}
-	m.agent.Dial = func(ctx context.Context) (net.Conn, error) {
+	m.Awake, m.Dial = m.awake, func(ctx context.Context) (net.Conn, error) {
 		conn, _, err := ask(ctx, dir, request{Op: opConnect, Port: guest.VsockPort})
 		return conn, err
 	}
@@ -86,7 +93,7 @@ func (m *vm) watch() {
 		}
 	}
 	m.awaitHelper()
-	m.agent.Close()
+	m.Agent.Close()
 	_ = m.line.Close()
 	m.mu.Lock()
 	if !m.stopping {
@@ -260,7 +267,7 @@ func (m *vm) askGuest(ctx context.Context) {
 	if err := m.Resume(ctx); err != nil { // a paused guest hears nothing
 		m.log.Debug("the guest cannot be resumed for its shutdown", "error", err)
 	}
-	if !m.spec.NoAgent && m.agent.Poweroff(ctx) == nil {
+	if !m.spec.NoAgent && m.Agent.Poweroff(ctx) == nil {
 		return
 	}
 	if err := m.order(context.WithoutCancel(ctx), request{Op: opAsk}); err != nil {
@@ -278,7 +285,7 @@ func (m *vm) Release() {
 		}
 		_ = m.line.Close()
 		m.work.Wait()
-		m.agent.Close()
+		m.Agent.Close()
 	})
 }
 
@@ -297,39 +304,4 @@ func (m *vm) awake() error {
 		return fmt.Errorf("%w: the VM is paused; resume it first", machine.ErrNoAgent)
 	}
 	return nil
-}
-
-// Ping asks the guest agent.
-func (m *vm) Ping(ctx context.Context) error {
-	if err := m.awake(); err != nil {
-		return err
-	}
-	return m.agent.Ping(ctx)
-}
-
-// Exec runs a command in the guest.
-func (m *vm) Exec(ctx context.Context, req api.ExecRequest) (api.ExecAnswer, error) {
-	if err := m.awake(); err != nil {
-		return api.ExecAnswer{}, err
-	}
-	return m.agent.Exec(ctx, req)
-}
-
-// CanClaim says whether the agent that last answered takes claims.
-func (m *vm) CanClaim() bool { return m.agent.CanClaim() }
-
-// Claim gives the guest its claim.
-func (m *vm) Claim(ctx context.Context, claim api.GuestClaim) error {
-	if err := m.awake(); err != nil {
-		return err
-	}
-	return m.agent.Claim(ctx, claim)
-}
-
-// Renew gives the guest what a saved state made stale.
-func (m *vm) Renew(ctx context.Context, who machine.Identity) error {
-	if err := m.awake(); err != nil {
-		return err
-	}
-	return m.agent.Renew(ctx, who)
 }
