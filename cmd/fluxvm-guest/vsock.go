@@ -20,8 +20,11 @@ import (
 // answersWithin is how long a host that reads slowly may hold up the agent's end.
 const answersWithin = time.Second
 
-// hostCID is the host's address on vsock.
-const hostCID = 2
+// Addresses on vsock of what is outside the guest: the host's programs, and what holds the guest itself.
+const (
+	hostCID       = 2
+	hypervisorCID = 0
+)
 
 func server(o guest.Owner) *guest.Server { return &guest.Server{Poweroff: poweroff, Owner: o} }
 
@@ -156,5 +159,5 @@ func (l *vsockListener) accept() (hostConn, error) {
 
 func fromHost(from unix.Sockaddr) bool {
 	vm, ok := from.(*unix.SockaddrVM)
-	return ok && vm.CID == hostCID
+	return ok && (vm.CID == hostCID || vm.CID == hypervisorCID)
 }

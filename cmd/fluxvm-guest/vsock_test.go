@@ -70,7 +70,7 @@ func TestEveryConnectionIsASessionAndAllEndWithTheAgent(t *testing.T) {
 }
 
 func TestOnlyTheHostIsServedOnVsock(t *testing.T) {
-	for cid, want := range map[uint32]bool{hostCID: true, 1: false, 3: false, unix.VMADDR_CID_ANY: false} {
+	for cid, want := range map[uint32]bool{hostCID: true, hypervisorCID: true, 1: false, 3: false, unix.VMADDR_CID_ANY: false} {
 		if got := fromHost(&unix.SockaddrVM{CID: cid}); got != want {
 			t.Errorf("%d: got %v", cid, got)
 		}

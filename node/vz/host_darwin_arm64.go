@@ -54,14 +54,14 @@ func (host) Identifier(kind BootKind) ([]byte, error) {
 func (host) New(p Plan, serial *os.File) (Guest, error) {
 	config, silence, err := configure(p, serial)
 	if err != nil {
-		return nil, translated(err)
+		return nil, noted(err)
 	}
 	if _, err := config.Validate(); err != nil {
-		return nil, translated(err)
+		return nil, noted(err)
 	}
 	vm, err := apple.NewVirtualMachine(config)
 	if err != nil {
-		return nil, translated(err)
+		return nil, noted(err)
 	}
 	g := &appleGuest{vm: vm, silence: silence, sockets: vm.SocketDevices(), balloons: vm.MemoryBalloonDevices(), ended: make(chan error, 1)}
 	go g.follow()
@@ -318,14 +318,14 @@ func (g *appleGuest) follow() {
 	}
 }
 
-func (g *appleGuest) Start() error           { return translated(g.vm.Start()) }
+func (g *appleGuest) Start() error           { return noted(g.vm.Start()) }
 func (g *appleGuest) Pause() error           { return translated(g.vm.Pause()) }
 func (g *appleGuest) Resume() error          { return translated(g.vm.Resume()) }
 func (g *appleGuest) Stop() error            { return translated(g.vm.Stop()) }
-func (g *appleGuest) Save(path string) error { return translated(g.vm.SaveMachineStateToPath(path)) }
+func (g *appleGuest) Save(path string) error { return noted(g.vm.SaveMachineStateToPath(path)) }
 func (g *appleGuest) Ended() <-chan error    { return g.ended }
 func (g *appleGuest) Restore(path string) error {
-	return translated(g.vm.RestoreMachineStateFromURL(path))
+	return noted(g.vm.RestoreMachineStateFromURL(path))
 }
 
 func (g *appleGuest) Ask() error {
@@ -352,6 +352,15 @@ func (g *appleGuest) Connect(port uint32) (net.Conn, error) {
 		return conn, nil
 	}
 	return nil, errors.New("the guest has no vsock device")
+}
+
+// noted is translated, with all that the framework says in the helper's log. It is for what is done once, not for what is
+// tried again and again.
+func noted(err error) error {
+	if err != nil {
+		_, _ = fmt.Fprintln(os.Stderr, err)
+	}
+	return translated(err)
 }
 
 // translated keeps an NSError's domain and number, by which explained knows it.
