@@ -22,6 +22,7 @@ type releaseFile struct {
 		Env, Flags, Ldflags, Goos, Goarch []string
 		Modified                          string `yaml:"mod_timestamp"`
 		Ignore                            []struct{ Goos, Goarch string }
+		Hooks                             struct{ Post []string }
 	}
 	Archives []struct {
 		IDs, Formats, Files []string
@@ -38,8 +39,9 @@ type releaseFile struct {
 		Args      []string
 	}
 	Release struct {
-		Draft bool
-		Extra []releaseExtra `yaml:"extra_files"`
+		Draft    bool
+		Existing bool           `yaml:"use_existing_draft"`
+		Extra    []releaseExtra `yaml:"extra_files"`
 	}
 	Changelog struct{ Disable bool }
 }
@@ -55,7 +57,7 @@ func TestReleasesNameOnlyWhatThereIs(t *testing.T) {
 		t.Fatal(err)
 	}
 	systems := strings.Fields(string(out))
-	for file, builds := range map[string]int{".goreleaser.yaml": 1, ".goreleaser.fleet.yaml": 3} {
+	for file, builds := range map[string]int{".goreleaser.yaml": 1, ".goreleaser.fleet.yaml": 3, ".goreleaser.mac.yaml": 2} {
 		raw, err := os.ReadFile(filepath.Join("../..", file))
 		if err != nil {
 			t.Fatal(err)
@@ -75,8 +77,12 @@ func TestReleasesNameOnlyWhatThereIs(t *testing.T) {
 			if info, err := os.Stat(filepath.Join("../..", b.Main)); err != nil || !info.IsDir() {
 				t.Errorf("%s: %s builds %q: %v", file, b.ID, b.Main, err)
 			}
-			if !slices.Contains(r.Archives[0].IDs, b.ID) || !slices.Contains(b.Env, "CGO_ENABLED=0") {
-				t.Errorf("%s: %s is in no archive, or needs a C library", file, b.ID)
+			cgo := "CGO_ENABLED=0"
+			if r.Release.Existing {
+				cgo = "CGO_ENABLED=1" // the Mac's
+			}
+			if !slices.Contains(r.Archives[0].IDs, b.ID) || !slices.Contains(b.Env, cgo) {
+				t.Errorf("%s: %s is in no archive, or is built with %v", file, b.ID, b.Env)
 			}
 			for _, system := range b.Goos {
 				for _, machine := range b.Goarch {
@@ -90,7 +96,7 @@ func TestReleasesNameOnlyWhatThereIs(t *testing.T) {
 					t.Errorf("%s: %s ignores %+v, which it does not build", file, b.ID, i)
 				}
 			}
-			texts = append(append(texts, b.Binary, b.Modified), b.Ldflags...)
+			texts = append(append(append(texts, b.Binary, b.Modified), b.Ldflags...), b.Hooks.Post...)
 		}
 		for _, a := range r.Archives {
 			for _, f := range a.Formats {
@@ -108,7 +114,7 @@ func TestReleasesNameOnlyWhatThereIs(t *testing.T) {
 		for _, s := range r.Signs {
 			texts = append(texts, s.Args...)
 		}
-		values := map[string]any{"ProjectName": r.Project, "Version": "1.2.3", "Os": "linux", "Arch": "amd64", "CommitTimestamp": "1", "Env": map[string]string{"GPG_FINGERPRINT": "x"}}
+		values := map[string]any{"ProjectName": r.Project, "Version": "1.2.3", "Os": "linux", "Arch": "amd64", "CommitTimestamp": "1", "Path": "x", "Env": map[string]string{"GPG_FINGERPRINT": "x", "IDENTITY": "x"}}
 		for _, text := range texts {
 			parsed, err := template.New("").Option("missingkey=error").Parse(text)
 			if err == nil {
@@ -121,19 +127,27 @@ func TestReleasesNameOnlyWhatThereIs(t *testing.T) {
 	}
 }
 
-// A Mac's daemon is built on a Mac; what goreleaser builds needs no Mac.
-func TestTheDaemonsReleaseIsForLinux(t *testing.T) {
-	raw, err := os.ReadFile("../../.goreleaser.fleet.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var r releaseFile
-	if err := yaml.Unmarshal(raw, &r); err != nil {
-		t.Fatal(err)
-	}
-	for _, b := range r.Builds {
-		if filepath.Base(b.Main) != b.Binary || b.ID == "agent" && !slices.Equal(b.Goos, []string{"linux"}) {
-			t.Errorf("%s is %q of %q for %q", b.ID, b.Binary, b.Main, b.Goos)
+// A Mac's daemon is built and signed on a Mac; what goreleaser builds elsewhere needs none.
+func TestTheDaemonIsReleasedForLinuxAndByAMacForMacs(t *testing.T) {
+	for file, want := range map[string][]string{".goreleaser.fleet.yaml": {"linux"}, ".goreleaser.mac.yaml": {"darwin"}} {
+		raw, err := os.ReadFile(filepath.Join("../..", file))
+		if err != nil {
+			t.Fatal(err)
 		}
+		var r releaseFile
+		if err := yaml.Unmarshal(raw, &r); err != nil {
+			t.Fatal(err)
+		}
+		for _, b := range r.Builds {
+			if filepath.Base(b.Main) != b.Binary || b.ID == "agent" && !slices.Equal(b.Goos, want) {
+				t.Errorf("%s: %s is %q of %q for %q", file, b.ID, b.Binary, b.Main, b.Goos)
+			}
+			if signed := strings.Contains(strings.Join(b.Hooks.Post, "\n"), "--entitlements examples/deploy/fluxvm.entitlements"); signed != r.Release.Existing {
+				t.Errorf("%s: %s is signed for Apple's framework: %v", file, b.ID, signed)
+			}
+		}
+	}
+	if _, err := os.Stat("../../examples/deploy/fluxvm.entitlements"); err != nil {
+		t.Error(err)
 	}
 }
