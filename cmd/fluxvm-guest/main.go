@@ -54,6 +54,7 @@ func serve(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s := server(owner{root: "/"})
+	s.Idle = time.Millisecond // the port itself waits for a host
 	var sockets sync.WaitGroup
 	defer sockets.Wait()
 	if l, err := listenVsock(guest.VsockPort); err == nil {
@@ -78,13 +79,12 @@ func serve(ctx context.Context) error {
 }
 
 // openPort waits for the host's port; its driver may still be loading.
-func openPort(ctx context.Context) (*os.File, error) {
+func openPort(ctx context.Context) (*hostPort, error) {
 	for tick := time.Millisecond; ; tick = min(2*tick, time.Second) {
 		path, err := findPort("/sys/class/virtio-ports", "/dev")
 		if err == nil {
-			var port *os.File
-			// Without O_NONBLOCK a read could not be interrupted.
-			if port, err = os.OpenFile(path, os.O_RDWR|syscall.O_NONBLOCK, 0); err == nil {
+			var port *hostPort
+			if port, err = openHostPort(path); err == nil {
 				return port, nil
 			}
 		}
