@@ -216,7 +216,7 @@ func unpack(ctx context.Context, in io.Reader, from, to string) (int64, error) {
 		}
 		base := filepath.Base(h.Name)
 		switch {
-		case h.Typeflag == tar.TypeDir:
+		case h.Typeflag == tar.TypeDir || h.Typeflag == tar.TypeReg && macsOwn(base):
 			continue
 		case h.Typeflag != tar.TypeReg || strings.HasPrefix(base, ".") || strings.Count(filepath.Clean(h.Name), "/") > 1:
 			return total, fmt.Errorf("the archive holds %q; an image is plain files in one directory", h.Name)
@@ -231,8 +231,11 @@ func unpack(ctx context.Context, in io.Reader, from, to string) (int64, error) {
 	}
 }
 
+// macsOwn says whether a Mac put the file into an archive beside what was asked for.
+func macsOwn(name string) bool { return name == ".DS_Store" || strings.HasPrefix(name, "._") }
+
 // copyTree copies the files of a directory and counts its digest: that of the lines "DIGEST  NAME\n" of its files, as
-// sha256sum prints them, in the order of names.
+// sha256sum prints them, in the order of names. Hidden ones are not part of it.
 func copyTree(ctx context.Context, from, to string) (digest string, total int64, err error) {
 	entries, err := os.ReadDir(from) // sorted by name
 	if err != nil {
@@ -240,7 +243,7 @@ func copyTree(ctx context.Context, from, to string) (digest string, total int64,
 	}
 	all := sha256.New()
 	for _, e := range entries {
-		if e.Name() == aboutImage {
+		if strings.HasPrefix(e.Name(), ".") { // as the shell's * does
 			continue
 		}
 		if !e.Type().IsRegular() {

@@ -59,8 +59,8 @@ func TestImportedImagesAreCheckedReportedAndBooted(t *testing.T) {
 	h := newHost(t, nil)
 	source := t.TempDir()
 	disk := append(make([]byte, 3<<20), "the end"...)
-	packed := archive(t, tar.Header{Name: "mac/", Typeflag: tar.TypeDir}, file("mac/disk.img", string(disk)), file("mac/aux.img", "aux"))
-	for name, raw := range map[string][]byte{"disk.raw": disk, "mac.tar.gz": packed, "dir/aux.img": []byte("aux"), "dir/disk.img": disk} {
+	packed := archive(t, tar.Header{Name: "mac/", Typeflag: tar.TypeDir}, file("mac/._disk.img", "xattr"), file("mac/disk.img", string(disk)), file("mac/.DS_Store", "x"), file("mac/aux.img", "aux"))
+	for name, raw := range map[string][]byte{"disk.raw": disk, "mac.tar.gz": packed, "dir/aux.img": []byte("aux"), "dir/disk.img": disk, "dir/.DS_Store": []byte("x")} {
 		path := filepath.Join(source, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
@@ -90,6 +90,9 @@ func TestImportedImagesAreCheckedReportedAndBooted(t *testing.T) {
 		h.want(200, "POST", "/v1/images", req) // a repeat
 		req["digest"] = sum([]byte("newer"))
 		h.refused(api.CodeConflict, "POST", "/v1/images", req)
+		if left, err := filepath.Glob(filepath.Join(h.dir, importedDir, name, ".[D_]*")); err != nil || len(left) > 0 {
+			t.Errorf("%s: what a Mac adds is imported, too: %q, %v", name, left, err)
+		}
 		for _, f := range c.files {
 			raw, err := os.ReadFile(filepath.Join(h.dir, importedDir, name, f))
 			if err != nil || f == "disk.img" && !bytes.Equal(raw, disk) {

@@ -27,7 +27,8 @@ func (a *app) importImage() *cobra.Command {
 		Use: "import NAME --from PATH --digest DIGEST", Short: "Copy an image to the host, once its digest is right",
 		Long: `Copy an image to the host, once its digest is right. What it is copied from is a directory on the host, an archive
 (.tar, .tar.gz) of one, or a raw disk; the latter two also at an https URL. A file's digest is what sha256sum prints; a
-directory's is printed, in it, by: LC_ALL=C sha256sum * | sha256sum`,
+directory's is printed, in it, by: LC_ALL=C sha256sum * | sha256sum
+A Mac without sha256sum has shasum -a 256.`,
 		Example: `  fluxctl image import debian-13 --from /srv/debian-13.tar.gz --digest sha256:…
   fluxctl image import debian-13 --from https://images.example.com/debian-13.tar.gz --digest sha256:…`,
 		Args: takes("NAME"), ValidArgsFunction: cobra.NoFileCompletions,
