@@ -120,7 +120,7 @@ func (g *reign) elsewhere(view fsm.View, row *fsm.VM, taken map[string]load) (ca
 	n = needOf(row, view.Node(row.Node)).constrain(view, row.Pool, row.Launch)
 	n.tried = map[string]string{}
 	n.claim = n.claim || row.Launch != nil && row.Launch.Claim != nil
-	candidates, reasons = rank(view, g.weatherOf(view), n, taken)
+	candidates, reasons = g.r.hosts.rank(view, n, taken)
 	candidates = slices.DeleteFunc(candidates, func(name string) bool { return g.r.fleet.lists(name, row.ID) })
 	return candidates[:min(len(candidates), lossCandidates)], n, reasons
 }

@@ -17,6 +17,7 @@ type fleet struct {
 	ticked  time.Time       // when this process last showed that it runs
 	heard   map[string]bool // nodes that beat since takeHeard
 	moved   chan struct{}   // poked, never blocking, when there are such
+	news    map[string]bool // nodes whose last beat is another one since takeNews
 
 	tooOld map[string]string // nodes that said they could rename and could not: the instance of their daemon
 }
@@ -37,7 +38,7 @@ type beat struct {
 }
 
 func newFleet(now time.Time) *fleet {
-	return &fleet{beats: map[string]*beat{}, tooOld: map[string]string{}, started: now, ticked: now, heard: map[string]bool{}, moved: make(chan struct{}, 1)}
+	return &fleet{beats: map[string]*beat{}, tooOld: map[string]string{}, started: now, ticked: now, heard: map[string]bool{}, news: map[string]bool{}, moved: make(chan struct{}, 1)}
 }
 
 // weather is what placement looks at. It works on nil: a node that was not heard yet.
@@ -127,7 +128,7 @@ func (f *fleet) hear(report api.Register, credential string, now time.Time) (wan
 		wantVMs = true
 	}
 	b.report.VMs = nil
-	f.beats[report.Name], f.heard[report.Name] = b, true
+	f.beats[report.Name], f.heard[report.Name], f.news[report.Name] = b, true, true
 	select {
 	case f.moved <- struct{}{}:
 	default:
@@ -141,6 +142,18 @@ func (f *fleet) takeHeard() map[string]bool {
 	defer f.mu.Unlock()
 	out := f.heard
 	f.heard = map[string]bool{}
+	return out
+}
+
+// takeNews gives the nodes whose beat changed since the last time.
+func (f *fleet) takeNews() map[string]bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.news) == 0 {
+		return nil
+	}
+	out := f.news
+	f.news = map[string]bool{}
 	return out
 }
 
@@ -185,6 +198,7 @@ func (f *fleet) forget(node string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.beats, node)
+	f.news[node] = true
 }
 
 // silence is how long a node has not been heard: since its last beat, or since this process started.
@@ -255,6 +269,7 @@ const (
 func (f *fleet) twin(report *api.Register, now time.Time) twinning {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.news[report.Name] = true
 	old := f.beats[report.Name]
 	if old == nil {
 		return twinNone

@@ -28,9 +28,12 @@ type lanes struct {
 	wall func() time.Time
 	mu   sync.Mutex
 	of   map[string]*lane
+
+	failing map[string]*lane // those of them that have failed too often in a row
 }
 
 type lane struct {
+	url         string
 	quick, long chan struct{} // held while a request is under way
 	failures    int           // in a row
 	until       time.Time     // skipped until then; afterwards one request at a time tries
@@ -40,12 +43,14 @@ type lane struct {
 // errSkipped says that a node was not asked because it did not answer before.
 var errSkipped = errors.New("the node has not answered lately and is not asked for now")
 
-func newLanes(wall func() time.Time) *lanes { return &lanes{wall: wall, of: map[string]*lane{}} }
+func newLanes(wall func() time.Time) *lanes {
+	return &lanes{wall: wall, of: map[string]*lane{}, failing: map[string]*lane{}}
+}
 
 func (l *lanes) get(url string) *lane {
 	one := l.of[url]
 	if one == nil {
-		one = &lane{quick: make(chan struct{}, ordersPerNode), long: make(chan struct{}, longPerNode)}
+		one = &lane{url: url, quick: make(chan struct{}, ordersPerNode), long: make(chan struct{}, longPerNode)}
 		l.of[url] = one
 	}
 	return one
@@ -93,6 +98,7 @@ func (l *lanes) left(one *lane, trial bool, err error, long bool) {
 	if trial {
 		one.trying = false
 	}
+	defer l.note(one)
 	var dial *net.OpError
 	switch {
 	case errors.As(err, &dial) && dial.Op == "dial", errors.Is(err, context.DeadlineExceeded) && !long:
@@ -102,6 +108,30 @@ func (l *lanes) left(one *lane, trial bool, err error, long bool) {
 	case err == nil && !long, codeOf(err) != "":
 		one.failures = 0
 	}
+}
+
+// note is called with the lock held, after a lane's failures have changed.
+func (l *lanes) note(one *lane) {
+	if one.failures >= openAfter {
+		l.failing[one.url] = one
+	} else {
+		delete(l.failing, one.url)
+	}
+}
+
+// skipped are the nodes that requests would not be sent to now, by URL; nil for none.
+func (l *lanes) skipped() (urls map[string]bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for url, one := range l.failing {
+		if l.wall().Before(one.until) {
+			if urls == nil {
+				urls = map[string]bool{}
+			}
+			urls[url] = true
+		}
+	}
+	return urls
 }
 
 // skips says whether requests to the node would not be sent now.
@@ -116,10 +146,8 @@ func (l *lanes) skips(url string) bool {
 func (l *lanes) silent() (urls []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for url, one := range l.of {
-		if one.failures >= openAfter {
-			urls = append(urls, url)
-		}
+	for url := range l.failing {
+		urls = append(urls, url)
 	}
 	return urls
 }
@@ -132,6 +160,7 @@ func (l *lanes) probed(url string, there bool) {
 	case one == nil:
 	case there:
 		one.failures = 0
+		l.note(one)
 	default:
 		one.until = l.wall().Add(skipFor)
 	}
@@ -144,6 +173,7 @@ func (l *lanes) keep(known map[string]bool) {
 	for url, one := range l.of {
 		if !known[url] && len(one.quick)+len(one.long) == 0 {
 			delete(l.of, url)
+			delete(l.failing, url)
 		}
 	}
 }

@@ -14,6 +14,7 @@ type loop struct {
 	period time.Duration
 	poke   <-chan struct{}
 	pass   func(ctx context.Context) error
+	gather time.Duration // how long a poke waits for others: one look then does for all
 }
 
 func (l loop) run(ctx context.Context, logger hclog.Logger) {
@@ -25,6 +26,13 @@ func (l loop) run(ctx context.Context, logger hclog.Logger) {
 			return
 		case <-timer.C:
 		case <-l.poke:
+			if l.gather > 0 {
+				pause(ctx, l.gather)
+				select {
+				case <-l.poke:
+				default:
+				}
+			}
 		}
 		if err := l.pass(ctx); err != nil && ctx.Err() == nil {
 			logger.Warn("a reconciler's pass failed; the next one goes on", "reconciler", l.name, "error", err)

@@ -15,31 +15,12 @@ const (
 // observe compares what a node lists with the rows placed on it and says what is news, and which of the node's
 // VMs belong to nobody. now is this process's clock; a beat's missing and strangers remember earlier looks.
 func observe(view fsm.View, node string, b *beat, now time.Time) (news []fsm.VMReport, strangers []string) {
-	if b == nil || b.vms == nil {
+	if !believed(view, node, b) {
 		return nil, nil
 	}
-	if n := view.Node(node); n != nil && (n.State == api.NodeUnreachable || n.State == api.NodeLost) {
-		return nil, nil // what it said before its silence is no news, and once it is back it is healthy first
-	} else if n != nil && n.BootID != b.report.BootID {
-		return nil, nil // that it has booted comes first: it says when what ran there ended
-	}
 	for row := range view.VMsOn(node) {
-		if row.Move == fsm.MoveEnded {
-			continue // an older list may still have it
-		}
-		vm := b.vms[row.ID]
-		if vm == nil {
-			if gone(row, b, now) {
-				news = append(news, fsm.VMReport{ID: row.ID, Node: node, State: api.StateGone, Reason: "its node no longer has it"})
-			}
-			continue
-		}
-		delete(b.missing, row.ID)
-		if n, ok := differs(row, vm); ok && (row.State != api.StateLost || n.State == api.StateGone || view.MayReturn(row)) {
-			if n.Node = node; n.State == api.StateGone {
-				n.EndedMS = b.sinceEnd(vm, now).Milliseconds()
-			}
-			news = append(news, n)
+		if one, ok := observeRow(view, row, b, now); ok {
+			news = append(news, one)
 		}
 	}
 	for id := range b.missing {
@@ -48,6 +29,40 @@ func observe(view fsm.View, node string, b *beat, now time.Time) (news []fsm.VMR
 		}
 	}
 	return news, adrift(view, node, b, now)
+}
+
+// believed says whether what a node lists is news at all.
+func believed(view fsm.View, node string, b *beat) bool {
+	n := view.Node(node)
+	switch {
+	case b == nil || b.vms == nil:
+		return false
+	case n == nil:
+		return true
+	case n.State == api.NodeUnreachable || n.State == api.NodeLost:
+		return false // what it said before its silence is no news, and once it is back it is healthy first
+	}
+	return n.BootID == b.report.BootID // else that it has booted comes first: it says when what ran there ended
+}
+
+// observeRow is observe of one row of the node.
+func observeRow(view fsm.View, row *fsm.VM, b *beat, now time.Time) (news fsm.VMReport, ok bool) {
+	if row.Move == fsm.MoveEnded {
+		return news, false // an older list may still have it
+	}
+	vm := b.vms[row.ID]
+	if vm == nil {
+		return fsm.VMReport{ID: row.ID, Node: row.Node, State: api.StateGone, Reason: "its node no longer has it"}, gone(row, b, now)
+	}
+	delete(b.missing, row.ID)
+	news, ok = differs(row, vm)
+	if !ok || row.State == api.StateLost && news.State != api.StateGone && !view.MayReturn(row) {
+		return news, false
+	}
+	if news.Node = row.Node; news.State == api.StateGone {
+		news.EndedMS = b.sinceEnd(vm, now).Milliseconds()
+	}
+	return news, true
 }
 
 // gone says that the VM of a row is not on its node: it was there, and two lists that are well apart lack it.

@@ -300,7 +300,8 @@ func TestSparesOfSilentNodesAreNotHandedOut(t *testing.T) {
 	f.listing("idle", now.Add(-time.Hour), "1")
 	w.health("suspect", api.NodeSuspect) // the state says it already
 	wall := func() time.Time { return now }
-	g := &reign{r: &Replica{fleet: f, wall: wall, calls: newNodeCaller(nil, wall)}}
+	calls := newNodeCaller(nil, wall)
+	g := &reign{r: &Replica{fleet: f, wall: wall, calls: calls, hosts: newHosts(w.state, f, calls.lanes)}}
 	got, err := g.rankLaunch(w.view(), "id", fsm.Launch{Name: "a", Image: "linux"})
 	if diff := cmp.Diff([]string{"silent"}, got.NoHandOut); err != nil || diff != "" {
 		t.Errorf("not to be handed out from (-want +got), %v:\n%s", err, diff)

@@ -3,21 +3,33 @@ package central
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/fluxvm/fluxvm/fsm"
 	"github.com/fluxvm/fluxvm/pkg/api"
 )
 
-// maxReports is how many pieces of news one command carries.
-const maxReports = 128
+const (
+	maxReports    = 128                   // in one command
+	outcomeGather = 10 * time.Millisecond // how long a piece of news may wait for others, while nobody waits for it
+)
 
 // outcomes commits what nodes confirmed and showed, many at a time, behind the answers that they led to. What is
 // lost with the leader is found out again by the next one from the rows and the nodes.
 type outcomes struct {
-	queue  chan outcome
-	commit func(context.Context, fsm.ReportVMs) error
-	failed func(error)
+	queue   chan outcome
+	commit  func(context.Context, fsm.ReportVMs) error
+	failed  func(error)
+	await   atomic.Int64  // requests that wait for what nodes do
+	hurried chan struct{} // poked when there is one
+}
+
+// hurry has news committed at once until the function that it gives is called.
+func (o *outcomes) hurry() (done func()) {
+	o.await.Add(1)
+	poke(o.hurried)
+	return func() { o.await.Add(-1) }
 }
 
 type outcome struct {
@@ -26,7 +38,7 @@ type outcome struct {
 }
 
 func newOutcomes(commit func(context.Context, fsm.ReportVMs) error, failed func(error)) *outcomes {
-	return &outcomes{queue: make(chan outcome, 4*maxReports), commit: commit, failed: failed}
+	return &outcomes{queue: make(chan outcome, 4*maxReports), commit: commit, failed: failed, hurried: make(chan struct{}, 1)}
 }
 
 // add queues a report; done may be nil. It gives up when ctx ends.
@@ -50,14 +62,7 @@ func (o *outcomes) run(ctx context.Context) {
 		case first := <-o.queue:
 			batch = append(batch, first)
 		}
-		for more := true; more && len(batch) < maxReports; {
-			select {
-			case next := <-o.queue:
-				batch = append(batch, next)
-			default:
-				more = false
-			}
-		}
+		batch = o.gather(ctx, batch)
 		var reports []fsm.VMReport
 		for _, one := range batch {
 			reports = append(reports, one.report)
@@ -72,6 +77,34 @@ func (o *outcomes) run(ctx context.Context) {
 			}
 		}
 	}
+}
+
+// gather waits a moment for more, unless somebody waits, and takes all that is there.
+func (o *outcomes) gather(ctx context.Context, batch []outcome) []outcome {
+	late := time.NewTimer(outcomeGather)
+	defer late.Stop()
+	for len(batch) < maxReports {
+		select {
+		case next := <-o.queue:
+			batch = append(batch, next)
+			continue
+		default:
+		}
+		if o.await.Load() > 0 {
+			break
+		}
+		select {
+		case next := <-o.queue:
+			batch = append(batch, next)
+			continue
+		case <-o.hurried:
+			continue
+		case <-late.C:
+		case <-ctx.Done():
+		}
+		break
+	}
+	return batch
 }
 
 // commitAll commits the reports as one command, or as several where one would be too large: what one node says at

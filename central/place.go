@@ -57,21 +57,46 @@ type verdict struct {
 	why string
 }
 
+// hostFacts is what placement looks at of one host: its row, what rows take of it, its lease, and what it reports.
+type hostFacts struct {
+	node  *fsm.Node
+	use   fsm.Use
+	lease *fsm.Lease
+	weather
+
+	// Of these: what is asked of every host at every launch.
+	sim, warn, critical bool
+	cpus                int64 // with overcommit
+	heldCPU, heldMiB    int64 // the larger of what the rows take and what it reports
+}
+
+func hostFactsOf(view fsm.View, node *fsm.Node, w weather) hostFacts {
+	f := hostFacts{node: node, use: view.Use(node.Name), lease: view.LeaseOf(node), weather: w}
+	f.sim = node.Backend("") == api.BackendSim
+	if level := w.density.HostPressureLevel; level != nil {
+		f.warn, f.critical = *level == api.PressureWarn, *level == api.PressureCritical
+	}
+	f.cpus = int64(node.VCPUsTotal * max(node.CPUOvercommit, 1))
+	f.heldCPU, f.heldMiB = int64(max(f.use.VCPUs, w.vcpus)), max(f.use.MemoryMiB, w.memoryMiB)
+	return f
+}
+
 // judge looks at every host: first those that can take the need, best first, then the others in the order of their
 // names. taken adds to what the rows say of a host: what the caller is about to place there.
 func judge(view fsm.View, of func(node string) weather, n need, taken map[string]load) (fits, others []verdict) {
+	limit := view.Policy().MaxBootsPerNode
 	for node := range view.Nodes(n.node) {
 		if n.node != "" && node.Name != n.node {
 			break // it is the first, or not there
 		}
-		w := of(node.Name)
-		if why := exclude(view, node, w, n, taken[node.Name]); why != "" {
+		f := hostFactsOf(view, node, of(node.Name))
+		if why := f.exclude(&n, taken[node.Name], limit); why != "" {
 			others = append(others, verdict{ranked{name: node.Name}, why})
 			continue
 		}
-		fits = append(fits, verdict{ranked: score(view, node, w, n, taken[node.Name])})
+		fits = append(fits, verdict{ranked: f.score(&n, taken[node.Name])})
 	}
-	slices.SortFunc(fits, func(a, b verdict) int { return compare(a.ranked, b.ranked, n.guestOS) })
+	slices.SortFunc(fits, func(a, b verdict) int { return compare(&a.ranked, &b.ranked, n.guestOS) })
 	return fits, others
 }
 
@@ -88,42 +113,47 @@ func rank(view fsm.View, of func(node string) weather, n need, taken map[string]
 	return candidates, reasons
 }
 
-// exclude names what keeps a host from taking the need; empty if nothing does.
-func exclude(view fsm.View, node *fsm.Node, w weather, n need, taken load) string {
+// exclude names what keeps a host from taking the need; empty if nothing does. limit is how many VMs a host may start at
+// a time.
+func (f *hostFacts) exclude(n *need, taken load, limit int) string {
+	node := f.node
+	sim := f.sim
+	if n.backend != "" {
+		sim = node.Backend(n.backend) == api.BackendSim
+	}
 	switch {
 	case len(n.nodes) > 0 && !slices.Contains(n.nodes, node.Name),
-		!api.Matches(n.selector, node.Labels), !api.Matches(n.poolSelector, node.Labels):
+		len(n.selector) > 0 && !api.Matches(n.selector, node.Labels), len(n.poolSelector) > 0 && !api.Matches(n.poolSelector, node.Labels):
 		return api.WhyLabel
 	case n.tried[node.Name] != "":
 		return n.tried[node.Name]
-	case w.mute:
+	case f.mute:
 		return api.WhyUnhealthy
-	case !strings.HasPrefix(n.imagePath, api.LocalImage) && strings.HasPrefix(n.imagePath, "sim:") != (node.Backend(n.backend) == api.BackendSim):
+	case !strings.HasPrefix(n.imagePath, api.LocalImage) && strings.HasPrefix(n.imagePath, "sim:") != sim:
 		return api.WhyBackend // of an imported one the reports tell
 	}
-	if why := view.Fit(node, fsm.Need{Tenant: n.tenant, Leased: n.leased, GuestOS: n.guestOS, Backend: n.backend, VCPUs: n.vcpus + taken.vcpus, MemoryMiB: n.memoryMiB + taken.memoryMiB, Claim: n.claim}); why != "" {
+	if why := fsm.Fit(node, f.use, f.lease, fsm.Need{Tenant: n.tenant, Leased: n.leased, GuestOS: n.guestOS, Backend: n.backend, VCPUs: n.vcpus + taken.vcpus, MemoryMiB: n.memoryMiB + taken.memoryMiB, Claim: n.claim}); why != "" {
 		return why
 	}
-	use, overcommit := view.Use(node.Name), max(node.CPUOvercommit, 1)
+	overcommit := max(node.CPUOvercommit, 1)
 	weight := n.vcpus + taken.vcpus
 	if n.guestOS == api.GuestMacOS { // macOS guests get no overcommit
 		weight *= overcommit
 	}
-	level := w.density.HostPressureLevel
 	switch {
-	case lacks(w.images, n.imagePath):
+	case len(f.images) > 0 && lacks(f.images, n.imagePath), len(f.images) == 0 && strings.HasPrefix(n.imagePath, api.LocalImage):
 		return api.WhyImage
-	case level != nil && *level == api.PressureCritical:
+	case f.critical:
 		return api.WhyPressure
 	case n.spare && !node.Rename:
 		return api.WhyBackend
-	case n.spare && use.Booting+taken.vms >= view.Policy().MaxBootsPerNode:
+	case n.spare && f.use.Booting+taken.vms >= limit:
 		return api.WhyStartLimit
-	case n.guestOS == api.GuestMacOS && max(use.MacOS, w.macOS)+taken.vms >= api.MacOSPerHost:
+	case n.guestOS == api.GuestMacOS && max(f.use.MacOS, f.macOS)+taken.macOS >= api.MacOSPerHost:
 		return api.WhyMacOSLimit
-	case w.vcpus+weight > node.VCPUsTotal*overcommit:
+	case int64(f.vcpus+weight) > f.cpus:
 		return api.WhyCPU
-	case w.memoryMiB+n.memoryMiB+taken.memoryMiB > node.MemoryMiBTotal:
+	case f.memoryMiB+n.memoryMiB+taken.memoryMiB > node.MemoryMiBTotal:
 		return api.WhyMemory
 	}
 	return ""
@@ -131,33 +161,45 @@ func exclude(view fsm.View, node *fsm.Node, w weather, n need, taken load) strin
 
 // load is what a host is about to get and no row shows yet.
 type load struct {
-	vms, vcpus int
-	memoryMiB  int64
+	vms, vcpus, macOS int
+	memoryMiB         int64
 }
 
 // plus adds one VM of the kind.
 func (l load) plus(n need) load {
-	return load{l.vms + 1, l.vcpus + n.vcpus, l.memoryMiB + n.memoryMiB}
+	l.vms, l.vcpus, l.memoryMiB = l.vms+1, l.vcpus+n.vcpus, l.memoryMiB+n.memoryMiB
+	if n.guestOS == api.GuestMacOS {
+		l.macOS++
+	}
+	return l
 }
 
-func score(view fsm.View, node *fsm.Node, w weather, n need, taken load) ranked {
-	use := view.Use(node.Name)
-	cpus := int64(node.VCPUsTotal * max(node.CPUOvercommit, 1))
-	leftMiB := node.MemoryMiBTotal - max(use.MemoryMiB, w.memoryMiB) - taken.memoryMiB - n.memoryMiB
-	leftCPU := cpus - int64(max(use.VCPUs, w.vcpus)+taken.vcpus+n.vcpus)
-	residual := min(leftMiB*1000/max(node.MemoryMiBTotal, 1), leftCPU*1000/max(cpus, 1))
-	level := w.density.HostPressureLevel
-	return ranked{name: node.Name, own: view.Leases(n.tenant, node), warn: level != nil && *level == api.PressureWarn, residual: residual, leftMiB: leftMiB, vms: use.VMs + taken.vms,
-		slots: w.density.WarmSlotsReady, available: w.density.HostMemAvailableMiB}
+// score is what the order looks at of a host that can take the need.
+func (f *hostFacts) score(n *need, taken load) ranked {
+	node := f.node
+	leftMiB := node.MemoryMiBTotal - f.heldMiB - taken.memoryMiB - n.memoryMiB
+	leftCPU := f.cpus - f.heldCPU - int64(taken.vcpus+n.vcpus)
+	residual := min(leftMiB*1000/max(node.MemoryMiBTotal, 1), leftCPU*1000/max(f.cpus, 1))
+	return ranked{name: node.Name, own: f.lease.UsableBy(n.tenant), warn: f.warn, residual: residual, leftMiB: leftMiB, vms: f.use.VMs + taken.vms,
+		slots: f.density.WarmSlotsReady, available: f.density.HostMemAvailableMiB}
 }
 
 // compare puts the better host first. macOS guests go to the tightest fit, so that large Macs stay free.
-func compare(a, b ranked, guestOS string) int {
+func compare(a, b *ranked, guestOS string) int {
+	if out := cmp.Or(boolCompare(a.warn, b.warn), boolCompare(b.own, a.own)); out != 0 {
+		return out
+	}
 	fit := cmp.Compare(b.residual, a.residual)
 	if guestOS == api.GuestMacOS {
 		fit = cmp.Compare(a.leftMiB, b.leftMiB)
 	}
-	return cmp.Or(boolCompare(a.warn, b.warn), boolCompare(b.own, a.own), fit, cmp.Compare(a.vms, b.vms), cmp.Compare(b.slots, a.slots), cmp.Compare(b.available, a.available), cmp.Compare(a.name, b.name))
+	if fit != 0 {
+		return fit
+	}
+	if out := cmp.Or(cmp.Compare(a.vms, b.vms), cmp.Compare(b.slots, a.slots), cmp.Compare(b.available, a.available)); out != 0 {
+		return out
+	}
+	return cmp.Compare(a.name, b.name)
 }
 
 func boolCompare(a, b bool) int {

@@ -1,6 +1,7 @@
 package central
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -30,12 +31,12 @@ func (g *reign) loops() []loop {
 		return nil
 	}
 	return []loop{
-		{"pool", g.r.cfg.PoolInterval, g.poolPoke, g.passPools},
-		{"vm", vmPeriod, g.vmPoke, g.passVMs},
-		{"lease", leasePeriod, g.leasePoke, g.passLeases},
-		{"node", nodePeriod, g.nodePoke, g.passNodes},
-		{"probe", probePeriod, nil, g.passProbes},
-		{"key", touchPeriod, nil, g.passKeys},
+		{"pool", g.r.cfg.PoolInterval, g.poolPoke, g.passPools, changesGather},
+		{"vm", vmPeriod, g.vmPoke, g.passVMs, changesGather},
+		{"lease", leasePeriod, g.leasePoke, g.passLeases, 0},
+		{"node", nodePeriod, g.nodePoke, g.passNodes, 0},
+		{"probe", probePeriod, nil, g.passProbes, 0},
+		{"key", touchPeriod, nil, g.passKeys, 0},
 	}
 }
 
@@ -54,7 +55,7 @@ func (g *reign) observeAll(ctx context.Context) {
 			if whole {
 				seen = news[len(news)-1].Index
 			}
-			g.observe(ctx, nodesOfRows(news))
+			g.observeRows(ctx, news)
 			poke(g.poolPoke)
 			poke(g.vmPoke)
 			poke(g.queue.poke)
@@ -69,7 +70,7 @@ func (g *reign) observeAll(ctx context.Context) {
 			next = g.sweep(ctx, next, 0)
 			timer.Reset(sweepPeriod)
 		case <-changes:
-			pause(ctx, 5*time.Millisecond) // changes come in bursts
+			pause(ctx, changesGather) // changes come in bursts
 		}
 	}
 }
@@ -78,20 +79,31 @@ const (
 	sweepPeriod = time.Second
 	sweepParts  = 10 // in as many periods all nodes are swept
 	sweepLeast  = 64 // nodes in a period
+
+	changesGather = 20 * time.Millisecond // what changes in it is looked at together
 )
 
-// nodesOfRows are the nodes whose rows, or whose VMs' rows, changed.
-func nodesOfRows(news []fsm.Event) map[string]bool {
-	out := map[string]bool{}
-	for _, e := range news {
+// observeRows looks at the rows of VMs that changed, and at all of a node whose own row did.
+func (g *reign) observeRows(ctx context.Context, changes []fsm.Event) {
+	view, nodes, now := g.view(), map[string]bool{}, g.r.wall()
+	for _, e := range changes {
 		switch row := e.Row.(type) {
 		case *fsm.VM:
-			out[row.Node] = true
+			if row = view.VM(row.ID); row == nil {
+				continue
+			}
+			b := g.r.fleet.get(row.Node)
+			if !believed(view, row.Node, b) {
+				continue
+			}
+			if one, ok := observeRow(view, row, b, now); ok {
+				g.outcomes.add(ctx, one, nil)
+			}
 		case *fsm.Node:
-			out[row.Name] = true
+			nodes[row.Name] = true
 		}
 	}
-	return out
+	g.observe(ctx, nodes)
 }
 
 // sweep observes nodes from the given name on, a part of them at least, and gives the name to go on from.
@@ -207,42 +219,36 @@ func (g *reign) end(ctx context.Context, view fsm.View, ids []string, action, re
 // passPools brings every pool to what decidePool says.
 func (g *reign) passPools(ctx context.Context) error {
 	var first error
+	var body fsm.FillPools
+	spares, taken := 0, map[string]load{}
 	for p := range g.view().Pools("") {
-		if err := g.passPool(ctx, p.Name); err != nil && first == nil {
-			first = fmt.Errorf("pool %s: %w", p.Name, err)
+		fill, err := g.passPool(ctx, p.Name, taken)
+		if err != nil {
+			first = cmp.Or(first, fmt.Errorf("pool %s: %w", p.Name, err))
+			continue
+		}
+		if fill == nil {
+			continue
+		}
+		body.Fills, spares = append(body.Fills, *fill), spares+len(fill.Spares)
+		if spares >= sparesPerCommand {
+			first = cmp.Or(first, g.fill(ctx, body))
+			body.Fills, spares = nil, 0
 		}
 	}
-	return first
+	return cmp.Or(first, g.fill(ctx, body))
 }
 
-func (g *reign) passPool(ctx context.Context, name string) error {
-	view := g.view()
-	p := view.Pool(name)
-	if p == nil {
+// sparesPerCommand is how many spares a command places, and a few more: each names its hosts.
+const sparesPerCommand = 64
+
+// fill commits what was decided for pools, and has the spares made.
+func (g *reign) fill(ctx context.Context, body fsm.FillPools) error {
+	if len(body.Fills) == 0 {
 		return nil
 	}
-	plan := decidePool(view, p, g.now())
-	if err := g.drop(ctx, view, p, plan.drops); err != nil {
-		return err
-	}
-	body := fsm.FillPool{Pool: name, Wait: plan.wait, Failed: plan.keep}
-	switch {
-	case len(plan.keep) > 0:
-		body.Wait = &fsm.Wait{Reason: api.WaitBootFailed, Error: plan.keep[0].Reason}
-	case plan.fill > 0:
-		g.chooseHosts(g.view(), p, plan.fill, &body)
-	case plan.want > 0: // it backs off for want of room, which may have come
-		g.chooseHosts(g.view(), p, plan.want, &body)
-		body.Room, body.Wait = len(body.Spares) > 0, plan.wait
-	}
-	if len(body.Spares) == 0 && body.Wait == nil && !plan.roll {
-		return nil
-	}
-	result, err := g.propose(ctx, fsm.KindFillPool, actorPool, nil, body)
+	result, err := g.propose(ctx, fsm.KindFillPools, actorPool, nil, body)
 	if err != nil {
-		if codeOf(err) == api.CodeNotFound {
-			return nil // deleted meanwhile
-		}
 		return err
 	}
 	if placed, ok := result.Value.([]string); ok {
@@ -251,6 +257,34 @@ func (g *reign) passPool(ctx context.Context, name string) error {
 		}
 	}
 	return nil
+}
+
+// passPool drops a pool's spares that have to go, and says how it is filled; nil: not now. taken is what the pools before
+// it will take of hosts, and then also this one.
+func (g *reign) passPool(ctx context.Context, name string, taken map[string]load) (*fsm.FillPool, error) {
+	view := g.view()
+	p := view.Pool(name)
+	if p == nil {
+		return nil, nil
+	}
+	plan := decidePool(view, p, g.now())
+	if err := g.drop(ctx, view, p, plan.drops); err != nil {
+		return nil, err
+	}
+	body := fsm.FillPool{Pool: name, Wait: plan.wait, Failed: plan.keep}
+	switch {
+	case len(plan.keep) > 0:
+		body.Wait = &fsm.Wait{Reason: api.WaitBootFailed, Error: plan.keep[0].Reason}
+	case plan.fill > 0:
+		g.chooseHosts(g.view(), p, plan.fill, &body, taken)
+	case plan.want > 0: // it backs off for want of room, which may have come
+		g.chooseHosts(g.view(), p, plan.want, &body, taken)
+		body.Room, body.Wait = len(body.Spares) > 0, plan.wait
+	}
+	if len(body.Spares) == 0 && body.Wait == nil && !plan.roll {
+		return nil, nil
+	}
+	return &body, nil
 }
 
 // drop ends spares. A replacement is written down, a trim is not.
@@ -274,7 +308,7 @@ func (g *reign) drop(ctx context.Context, view fsm.View, p *fsm.Pool, drops []dr
 }
 
 // chooseHosts ranks hosts for each spare, spreading them over what the ones before will take.
-func (g *reign) chooseHosts(view fsm.View, p *fsm.Pool, fill int, body *fsm.FillPool) {
+func (g *reign) chooseHosts(view fsm.View, p *fsm.Pool, fill int, body *fsm.FillPool, taken map[string]load) {
 	n := need{tenant: p.Tenant, leased: p.Tenant != "", guestOS: p.GuestOS, vcpus: p.VCPUs, memoryMiB: p.MemoryMiB, nodes: p.Nodes, poolSelector: p.NodeSelector, spare: true, claim: p.RotateIdentity}
 	image := view.Image(p.Image)
 	if image == nil {
@@ -282,9 +316,8 @@ func (g *reign) chooseHosts(view fsm.View, p *fsm.Pool, fill int, body *fsm.Fill
 		return
 	}
 	n.imagePath = image.Path
-	taken := map[string]load{}
 	for range fill {
-		candidates, reasons := rank(view, g.weatherOf(view), n, taken)
+		candidates, reasons := g.r.hosts.rank(view, n, taken)
 		if len(candidates) == 0 {
 			body.Wait = noRoom(reasons)
 			return

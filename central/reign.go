@@ -119,7 +119,7 @@ func (g *reign) move(row *fsm.VM, refusal, why string) (fsm.Moved, error) {
 	view := g.view()
 	n := needOf(row, view.Node(row.Node)).constrain(view, row.Pool, row.Launch)
 	n.tried[row.Node] = why
-	candidates, reasons := rank(view, g.weatherOf(view), n, nil)
+	candidates, reasons := g.r.hosts.rank(view, n, nil)
 	if len(row.Tried)+1 >= rankings*maxCandidates {
 		candidates = nil
 	}
@@ -138,7 +138,7 @@ func (g *reign) failHandOver(row *fsm.VM, refusal string) (fsm.Moved, error) {
 	if plan.Image != nil {
 		n.imagePath = plan.Image.Path
 	}
-	candidates, reasons := rank(view, g.weatherOf(view), n, nil)
+	candidates, reasons := g.r.hosts.rank(view, n, nil)
 	result, err := g.propose(g.ctx, fsm.KindFailHandOver, "central", nil, fsm.FailHandOver{ID: row.ID, NewID: newID(), Refusal: refusal, Candidates: candidates, Reasons: reasons})
 	return moved(result, err)
 }
@@ -249,9 +249,9 @@ func (r *Replica) reignOnce(ctx context.Context, term uint64) error {
 	var work sync.WaitGroup
 	work.Go(func() { g.outcomes.run(ctx) })
 	work.Go(func() { g.observeAll(ctx) })
-	work.Go(func() { loop{"queue", queuePeriod, g.queue.poke, g.passQueue}.run(ctx, r.logger) })
-	work.Go(func() { loop{"member", memberPeriod, nil, g.passMembers}.run(ctx, r.logger) })
-	work.Go(func() { loop{"roster", rosterPeriod, nil, g.passRoster}.run(ctx, r.logger) })
+	work.Go(func() { loop{"queue", queuePeriod, g.queue.poke, g.passQueue, 0}.run(ctx, r.logger) })
+	work.Go(func() { loop{"member", memberPeriod, nil, g.passMembers, 0}.run(ctx, r.logger) })
+	work.Go(func() { loop{"roster", rosterPeriod, nil, g.passRoster, 0}.run(ctx, r.logger) })
 	work.Go(func() { g.recordFacts(ctx) })
 	work.Go(func() { g.verify(ctx) })
 	for _, l := range g.loops() {

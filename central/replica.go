@@ -106,6 +106,7 @@ type Replica struct {
 	clock   *leaderClock
 	fleet   *fleet
 	calls   *nodeCaller
+	hosts   *hosts
 	metrics *metrics
 	console *console.Handler
 	used    keyUses
@@ -177,6 +178,7 @@ func New(cfg Config) (*Replica, error) {
 		r.cfg.Nodes = r.nodeTransport()
 	}
 	r.calls = newNodeCaller(r.cfg.Nodes, cfg.Wall)
+	r.hosts = newHosts(r.state, r.fleet, r.calls.lanes)
 	var err error
 	if r.console, err = console.New(); err != nil {
 		return nil, err

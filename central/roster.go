@@ -103,7 +103,7 @@ func (g *reign) mayPropose(kind fsm.Kind) error {
 func addsRows(kind fsm.Kind) bool {
 	switch kind {
 	case fsm.KindCreateImage, fsm.KindPatchImage, fsm.KindCreateJoinToken, fsm.KindAdmitReplica, fsm.KindCreatePool, fsm.KindPatchPool, fsm.KindRollPool,
-		fsm.KindFillPool, fsm.KindLaunchVM, fsm.KindPatchVM, fsm.KindCreateTenant, fsm.KindPatchTenant, fsm.KindCreateKey, fsm.KindPatchPolicy, fsm.KindPutPrices,
+		fsm.KindFillPool, fsm.KindFillPools, fsm.KindLaunchVM, fsm.KindPatchVM, fsm.KindCreateTenant, fsm.KindPatchTenant, fsm.KindCreateKey, fsm.KindPatchPolicy, fsm.KindPutPrices,
 		fsm.KindCreateLease, fsm.KindPatchLease, fsm.KindAdjustLedger:
 		return true
 	}

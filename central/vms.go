@@ -160,16 +160,16 @@ func (g *reign) rankLaunch(view fsm.View, id string, l fsm.Launch) (fsm.LaunchVM
 	}
 	n := needFor(view, &l, plan)
 	out := fsm.LaunchVM{ID: id, Launch: l, Keep: true}
-	out.Candidates, out.Reasons = rank(view, g.weatherOf(view), n, nil)
-	out.NoHandOut = g.noHandOut(view)
+	out.Candidates, out.Reasons = g.r.hosts.rank(view, n, nil)
+	out.NoHandOut = g.noHandOut(view, view.HandOuts(&plan, &l))
 	return out, nil
 }
 
-// noHandOut are the hosts with ready spares that are not heard, or do not answer. The state rules out all but healthy
-// ones. Hosts without spares are left out: a whole fleet may be silent, and a command has its limit.
-func (g *reign) noHandOut(view fsm.View) (names []string) {
+// noHandOut are the hosts with ready spares of the pools that are not heard, or do not answer. The state rules out all but
+// healthy ones. Hosts without spares are left out: a whole fleet may be silent, and a command has its limit.
+func (g *reign) noHandOut(view fsm.View, pools []*fsm.Pool) (names []string) {
 	wall := g.r.wall()
-	for p := range view.Pools("") {
+	for _, p := range pools {
 		for s := range view.Spares(p.Name) {
 			if s.WarmState() != "ready" {
 				break
@@ -305,6 +305,9 @@ func (q *request) countLaunch(op *fsm.Operation, claimMS int64) {
 // awaitReady waits until the guest agent has answered, or the VM has come to an end that it will not leave.
 // It gives the VM as it was seen last.
 func (q *request) awaitReady(ctx context.Context, id string) (v *fsm.VM) {
+	if g := q.leading(); g != nil {
+		defer g.outcomes.hurry()()
+	}
 	for ctx.Err() == nil {
 		view := q.r.state.View()
 		changed := view.Watch(fsm.EventVM)

@@ -29,6 +29,7 @@ type tx struct {
 	meta   Meta
 	events []Event
 
+	touched []string // hosts that it changes, see touched
 	endedAt api.Time // when what the command ends has really ended; 0: now
 }
 
@@ -69,6 +70,7 @@ func (s *State) Apply(index uint64, raw []byte) (Result, error) {
 	}
 	t.meta.Now, t.meta.Index = t.now, index
 	t.insert(tableMeta, &t.meta)
+	s.touched.add(index, t.touched)
 	txn.Commit()
 	s.events.add(t.events)
 	return result, nil
@@ -107,6 +109,8 @@ func (t *tx) dispatch() (any, error) {
 		return run(t, (*tx).rollPool)
 	case KindFillPool:
 		return run(t, (*tx).fillPool)
+	case KindFillPools:
+		return run(t, (*tx).fillPools)
 	case KindLaunchVM:
 		return run(t, (*tx).launchVM)
 	case KindMoveVM:
@@ -185,12 +189,14 @@ func run[B any](t *tx, apply func(*tx, B) (any, error)) (any, error) {
 }
 
 func (t *tx) insert(table string, row any) {
+	t.touch(row)
 	if err := t.txn.Insert(table, row); err != nil {
 		panic(fmt.Sprintf("fsm: storing a row of %s: %v", table, err)) // only a row without a key can do that
 	}
 }
 
 func (t *tx) remove(table string, row any) {
+	t.touch(row)
 	if err := t.txn.Delete(table, row); err != nil {
 		panic(fmt.Sprintf("fsm: removing a row of %s: %v", table, err))
 	}

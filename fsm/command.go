@@ -56,10 +56,11 @@ const (
 	KindLoseVMs         Kind = 40
 	KindUpdateNodes     Kind = 41
 	KindRelocateVMs     Kind = 42
+	KindFillPools       Kind = 43
 )
 
 // Newest is the highest kind that this program understands.
-const Newest = KindRelocateVMs
+const Newest = KindFillPools
 
 // Baseline is the highest kind that every release understands. Kinds above it are proposed only once every member has
 // said that it knows them. It moves with Newest until the first release, and never again.
@@ -268,6 +269,11 @@ type FillPool struct {
 	Room   bool    `json:"room,omitempty"` // hosts have room again: a pool that waits for that waits no longer
 
 	Failed []FailedSpare `json:"failed,omitempty"` // spares that run and never became ready
+}
+
+// FillPools is FillPool for several pools at once. One that is no more is passed over.
+type FillPools struct {
+	Fills []FillPool `json:"fills"`
 }
 
 // FailedSpare is one that is taken for failed, and why.

@@ -115,6 +115,7 @@ func script() []step {
 		{kind: KindLoseNode, op: &Op{Key: "k-lost", Digest: "d13"}, at: 90_220_000, body: LoseNode{Name: "studio-1", Action: "POST /fleet/nodes/{name}/replace", Reason: "a new disk", Replace: true}},
 		{kind: KindLoseVMs, at: 90_230_000, body: LoseVMs{Node: "studio-1", VMs: []LostVM{{ID: "0001"}, {ID: "0002", Candidates: []string{"studio-2"}}}}},
 		{kind: KindRelocateVMs, at: 90_240_000, body: RelocateVMs{Node: "studio-1", VMs: []LostVM{{ID: "0003", Candidates: []string{"studio-2", "studio-3"}}}}},
+		{kind: KindFillPools, at: 90_250_000, body: FillPools{Fills: []FillPool{{Pool: "ci", Spares: []Spare{spare("0006")}}, {Pool: "other", Wait: &Wait{Reason: api.WaitMaxTotal}}}}},
 	}
 }
 

@@ -22,6 +22,7 @@ var bodies = map[Kind]any{
 	KindReportScrub: ReportScrub{}, KindRetryScrub: RetryScrub{}, KindAdjustLedger: AdjustLedger{},
 	KindAdmitReplica: AdmitReplica{}, KindAdoptNode: AdoptNode{},
 	KindLoseNode: LoseNode{}, KindLoseVMs: LoseVMs{}, KindUpdateNodes: UpdateNodes{}, KindRelocateVMs: RelocateVMs{},
+	KindFillPools: FillPools{},
 }
 
 // kind is a constant of command.go.

@@ -240,6 +240,15 @@ func (v View) poolsFor(plan *Plan, l *Launch) (pools []*Pool, why string) {
 	return append(pools, shared...), why
 }
 
+// HandOuts are the pools whose spares may answer a launch that Resolve let through.
+func (v View) HandOuts(plan *Plan, l *Launch) []*Pool {
+	if l.ColdField != "" {
+		return nil
+	}
+	pools, _ := v.poolsFor(plan, l)
+	return pools
+}
+
 // launchVM claims a spare or places a new VM. Its value is the *Operation; its Ref is the VM.
 func (t *tx) launchVM(c LaunchVM) (any, error) {
 	l := &c.Launch

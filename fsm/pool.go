@@ -336,6 +336,22 @@ func (t *tx) fillPool(c FillPool) (any, error) {
 	return placed, nil
 }
 
+// fillPools fills several pools. Its value is the ids that were placed, in all of them.
+func (t *tx) fillPools(c FillPools) (any, error) {
+	var placed []string
+	for _, one := range c.Fills {
+		if t.Pool(one.Pool) == nil { // deleted meanwhile
+			continue
+		}
+		ids, err := t.fillPool(one)
+		if err != nil {
+			return nil, err
+		}
+		placed = append(placed, ids.([]string)...)
+	}
+	return placed, nil
+}
+
 // need is what one spare wants. A tenant's pool lives on the hosts that the tenant leases.
 func (p *Pool) need() Need {
 	return Need{Tenant: p.Tenant, Leased: p.Tenant != "", GuestOS: p.GuestOS, VCPUs: p.VCPUs, MemoryMiB: p.MemoryMiB, Claim: p.RotateIdentity}

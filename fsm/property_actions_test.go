@@ -340,8 +340,12 @@ func (m *model) fillPool(*rapid.T) {
 	case 7:
 		c.Wait = &Wait{Reason: api.WaitNoCapacity, Reasons: map[string]int{api.WhyCPU: 1}, Error: "no room"}
 	}
-	before, r := m.send(KindFillPool, c)
-	if r.Err != nil {
+	kind, body := KindFillPool, any(c)
+	if len(c.Spares)%2 == 1 { // among others
+		kind, body = KindFillPools, FillPools{Fills: []FillPool{{Pool: "absent"}, c}}
+	}
+	before, r := m.send(kind, body)
+	if r.Err != nil || kind == KindFillPools && before.Pool(c.Pool) == nil {
 		return
 	}
 	placed, after := r.Value.([]string), m.f.view()

@@ -122,6 +122,7 @@ func (s *State) Restore(r io.Reader) error {
 	}
 	old := s.now.Swap(g)
 	s.events.reset(index)
+	s.touched.reset(index)
 	close(old.abandon)
 	return nil
 }

@@ -13,9 +13,10 @@ import (
 
 // State is the whole replicated state of one replica.
 type State struct {
-	now    atomic.Pointer[generation]
-	events *Ring
-	newest Kind
+	now     atomic.Pointer[generation]
+	events  *Ring
+	touched touched
+	newest  Kind
 }
 
 // generation is one store; a restore replaces it as a whole.
@@ -322,7 +323,9 @@ func (v View) Nodes(start string) iter.Seq[*Node] {
 }
 
 // DrainingNodes are the nodes that are drained, by name.
-func (v View) DrainingNodes() iter.Seq[*Node] { return each[Node](v, tableNode, "draining", "draining") }
+func (v View) DrainingNodes() iter.Seq[*Node] {
+	return each[Node](v, tableNode, "draining", "draining")
+}
 
 // Use is what the rows of a node take of it.
 func (v View) Use(node string) Use {
@@ -463,7 +466,19 @@ type Need struct {
 // with one of its two places free. A leased host is its tenant's alone, from the lease's creation until the scrub
 // of that lease is confirmed.
 func (v View) Fit(n *Node, need Need) string {
-	use := v.Use(n.Name)
+	return Fit(n, v.Use(n.Name), v.LeaseOf(n), need)
+}
+
+// LeaseOf is the lease that has the host, nil for none.
+func (v View) LeaseOf(n *Node) *Lease {
+	if n.Lease == "" {
+		return nil
+	}
+	return v.Lease(n.Lease)
+}
+
+// Fit is View.Fit on what a view says of the host.
+func Fit(n *Node, use Use, lease *Lease, need Need) string {
 	overcommit := max(n.CPUOvercommit, 1)
 	weight := need.VCPUs
 	if need.GuestOS == api.GuestMacOS {
@@ -475,7 +490,7 @@ func (v View) Fit(n *Node, need Need) string {
 	case n.State != api.NodeHealthy:
 		return api.WhyUnhealthy
 	}
-	if why := v.held(n, need); why != "" {
+	if why := held(n, lease, need); why != "" {
 		return why
 	}
 	switch {
@@ -494,14 +509,13 @@ func (v View) Fit(n *Node, need Need) string {
 }
 
 // held says why a host's lease, or the lack of one, keeps the need away.
-func (v View) held(n *Node, need Need) string {
+func held(n *Node, l *Lease, need Need) string {
 	if n.Lease == "" {
 		if need.Leased {
 			return api.WhyLeased
 		}
 		return ""
 	}
-	l := v.Lease(n.Lease)
 	switch {
 	case l == nil:
 		return api.WhyLeased
@@ -515,11 +529,12 @@ func (v View) held(n *Node, need Need) string {
 
 // Leases says whether the tenant has the host, and may use it now.
 func (v View) Leases(tenant string, n *Node) bool {
-	if tenant == "" || n == nil || n.Lease == "" {
-		return false
-	}
-	l := v.Lease(n.Lease)
-	return l != nil && l.Tenant == tenant && l.State == api.LeaseActive
+	return tenant != "" && n != nil && v.LeaseOf(n).UsableBy(tenant)
+}
+
+// UsableBy says whether the lease lets the tenant use its hosts now; nil lets nobody.
+func (l *Lease) UsableBy(tenant string) bool {
+	return l != nil && tenant != "" && l.Tenant == tenant && l.State == api.LeaseActive
 }
 
 func hasBackend(n *Node, backend string) bool {

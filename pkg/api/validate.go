@@ -128,8 +128,8 @@ func CheckSelector(field string, selector map[string]string) error {
 
 // Matches says whether labels hold every term of the selector.
 func Matches(selector, labels map[string]string) bool {
-	for _, k := range slices.Sorted(maps.Keys(selector)) {
-		if v, ok := labels[k]; !ok || v != selector[k] {
+	for k, want := range selector {
+		if v, ok := labels[k]; !ok || v != want {
 			return false
 		}
 	}

@@ -71,6 +71,10 @@ func TestBench(t *testing.T) {
 	}{
 		{[]int{1, 2, 5}, (*bench).launches},
 		{[]int{3, 4}, (*bench).crowd},
+		{[]int{6, 7}, (*bench).growth},
+		{[]int{8}, (*bench).placement},
+		{[]int{9}, (*bench).failovers},
+		{[]int{10}, (*bench).density},
 	} {
 		if which == "all" || slices.ContainsFunc(step.figures, func(id int) bool { return slices.Contains(strings.Split(which, ","), strconv.Itoa(id)) }) {
 			b.began = loadAverage()

@@ -39,6 +39,7 @@ type part struct {
 	Token    string
 	Name     string // of a replica; empty for nodes
 	Raw      bool   // the replica is the baseline's: a log with nothing behind it
+	Bare     bool   // it is the baseline of lists: a handler that serves the pages in Dir
 	Profile  string // file for a profile of the processor time of the part's whole life
 	Listen   string
 	Cluster  string
@@ -66,6 +67,9 @@ func play(raw string) error {
 			return err
 		}
 		defer pprof.StopCPUProfile()
+	}
+	if p.Bare {
+		return playBare(ctx, p)
 	}
 	if p.Name == "" {
 		return playNodes(ctx, p)
