@@ -420,6 +420,11 @@ func (q *request) send(status int, v any) error {
 	if err != nil {
 		return fmt.Errorf("encoding the answer: %w", err)
 	}
+	return q.sendRaw(status, raw)
+}
+
+// sendRaw is send of what is JSON already.
+func (q *request) sendRaw(status int, raw []byte) error {
 	q.index(q.r.state.View())
 	q.w.Header().Set("Content-Type", "application/json")
 	q.w.WriteHeader(status)

@@ -149,8 +149,8 @@ func (q *request) listVMs() error {
 	}
 	view := q.r.state.View()
 	q.index(view)
-	return q.send(http.StatusOK, listPage(p, view.VMs(p.after), func(v *fsm.VM) string { return v.ID },
-		func(v *fsm.VM) bool { return q.caller.sees(v.Tenant) && keep(v) }, wireVM))
+	return q.sendRaw(http.StatusOK, joined(listPage(p, view.VMs(p.after), func(v *fsm.VM) string { return v.ID },
+		func(v *fsm.VM) bool { return q.caller.sees(v.Tenant) && keep(v) }, q.r.encoded.vm)))
 }
 
 // vmFilter keeps the VMs that match every filter given. The operator's own VMs are tenant=operator.

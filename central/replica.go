@@ -107,6 +107,7 @@ type Replica struct {
 	fleet   *fleet
 	calls   *nodeCaller
 	hosts   *hosts
+	encoded encodedVMs
 	metrics *metrics
 	console *console.Handler
 	used    keyUses
