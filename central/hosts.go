@@ -2,7 +2,6 @@ package central
 
 import (
 	"math"
-	"slices"
 	"strings"
 	"sync"
 
@@ -159,8 +158,14 @@ func insertRanked(best []ranked, r ranked, guestOS string) []ranked {
 		}
 		best = best[:len(best)-1]
 	}
-	at, _ := slices.BinarySearchFunc(best, &r, func(one ranked, r *ranked) int { return compare(&one, r, guestOS) })
-	return slices.Insert(best, at, r)
+	at := len(best)
+	for at > 0 && compare(&r, &best[at-1], guestOS) < 0 {
+		at--
+	}
+	best = append(best, ranked{})
+	copy(best[at+1:], best[at:])
+	best[at] = r
+	return best
 }
 
 // sync takes over what the view shows of hosts and their VMs.
