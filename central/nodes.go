@@ -311,7 +311,9 @@ func (r *Replica) followPeers(ctx context.Context) {
 		var urls []string
 		known := r.statuses(ctx)
 		r.vouch(known)
-		r.siftPeers()
+		if r.port != nil {
+			r.port.Sift()
+		}
 		for _, m := range r.log.Members() {
 			if s, ok := known[m.Name]; ok {
 				urls = append(urls, s.URL)

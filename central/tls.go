@@ -3,6 +3,7 @@ package central
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -54,11 +55,13 @@ func (r *Replica) apiListener() net.Listener {
 	return tls.NewListener(r.cfg.Listener, r.cfg.TLS.Server(r.cfg.RequireClientCert, nil))
 }
 
-// clusterPort is how the cluster port is secured: whoever speaks on it, at either end, is a member and shows it.
+// clusterPort is how the cluster port is secured: whoever speaks on it, at either end, is a replica and shows it. All but
+// one question is for members: see onlyMembers.
 func (r *Replica) clusterPort() consensus.MuxConfig {
 	conf := consensus.MuxConfig{Listener: r.cfg.Cluster, Advertise: r.cfg.ClusterAddr, Logger: r.logger.Named("cluster")}
 	if r.cfg.TLS != nil {
-		conf.TLS = r.cfg.TLS.Server(true, r.acceptMember)
+		conf.TLS = r.cfg.TLS.Server(true, acceptReplica)
+		conf.Member = r.stillMember
 		conf.DialTLS = func(addr string) *tls.Config {
 			return r.cfg.TLS.Client("", func(peer certs.Identity) error { return r.acceptMemberAt(addr, peer) })
 		}
@@ -66,10 +69,17 @@ func (r *Replica) clusterPort() consensus.MuxConfig {
 	return conf
 }
 
-// acceptMember says whether that peer may speak as a replica.
-func (r *Replica) acceptMember(peer certs.Identity) error {
+func acceptReplica(peer certs.Identity) error {
 	if peer.Role != certs.Replica {
 		return fmt.Errorf("%s is no replica and may not use the cluster port", peer)
+	}
+	return nil
+}
+
+// acceptMember says whether that peer may speak as a replica.
+func (r *Replica) acceptMember(peer certs.Identity) error {
+	if err := acceptReplica(peer); err != nil {
+		return err
 	}
 	known := r.memberAddrs()
 	if len(known) == 0 { // it is about to join, and whoever was admitted to the cluster will tell it who belongs there
@@ -123,27 +133,28 @@ func (r *Replica) vouch(known map[string]status) {
 	r.vouched.Store(&names)
 }
 
-// stillMember is acceptMember for a connection that was accepted a while ago.
-func (r *Replica) stillMember(cs *tls.ConnectionState) bool {
-	return len(cs.PeerCertificates) > 0 && r.wall().Before(cs.PeerCertificates[0].NotAfter) && r.acceptMember(certs.PeerOf(cs)) == nil
-}
-
-// siftPeers ends connections of replicas that are no members any more.
-func (r *Replica) siftPeers() {
-	if r.port != nil && r.cfg.TLS != nil {
-		r.port.Sift(r.stillMember)
+// stillMember is acceptMember for a connection, which may have been accepted a while ago.
+func (r *Replica) stillMember(cs *tls.ConnectionState) error {
+	if len(cs.PeerCertificates) == 0 || r.wall().After(cs.PeerCertificates[0].NotAfter) {
+		return errors.New("its certificate has ended")
 	}
+	return r.acceptMember(certs.PeerOf(cs))
 }
 
 // onlyMembers lets only members use the HTTP behind the cluster port, also over a connection that is older than a change.
+// A replica that is none may ask what is known of itself, and so learns that it was removed while it was down.
 func (r *Replica) onlyMembers(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		if r.cfg.TLS != nil && (req.TLS == nil || !r.stillMember(req.TLS)) {
+		if r.cfg.TLS != nil && (req.TLS == nil || r.stillMember(req.TLS) != nil && !asksOfItself(req)) {
 			http.Error(w, "no member of this cluster", http.StatusForbidden)
 			return
 		}
 		next.ServeHTTP(w, req)
 	})
+}
+
+func asksOfItself(req *http.Request) bool {
+	return req.Method == http.MethodGet && req.URL.Path == standingPath && certs.PeerOf(req.TLS) == (certs.Identity{Role: certs.Replica, Name: req.URL.Query().Get("name")})
 }
 
 // joinVia carries a new replica's request to be let in.

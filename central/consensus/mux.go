@@ -36,6 +36,9 @@ type MuxConfig struct {
 	TLS *tls.Config
 	// DialTLS, where it is set, gives the client's side for an address instead.
 	DialTLS func(addr string) *tls.Config
+	// Member says whether who is at the other end may speak Raft. It is asked of each connection with TLS when it comes in,
+	// and by Sift. Nil means whoever TLS has let in. HTTP is its server's business.
+	Member func(*tls.ConnectionState) error
 	// Logger is where refused connections are logged. Nil means nowhere.
 	Logger hclog.Logger
 }
@@ -102,16 +105,23 @@ func (m *Mux) Close() error {
 	return m.closeErr
 }
 
-// Sift closes the Raft connections, secured by TLS, whose other end keep refuses by now.
-func (m *Mux) Sift(keep func(*tls.ConnectionState) bool) {
+// Sift closes the Raft connections whose other end may not speak Raft any more.
+func (m *Mux) Sift() {
 	for _, c := range m.raft.accepted() {
-		if secured, ok := c.Conn.(*tls.Conn); ok {
-			if state := secured.ConnectionState(); !keep(&state) {
-				_ = c.Close()
-				m.cfg.Logger.Warn("cluster port closed a connection whose other end may not use it any more", "from", c.RemoteAddr())
-			}
+		if err := m.member(c.Conn); err != nil {
+			_ = c.Close()
+			m.cfg.Logger.Warn("cluster port closed a connection whose other end may not use it any more", "from", c.RemoteAddr(), "error", err)
 		}
 	}
+}
+
+func (m *Mux) member(conn net.Conn) error {
+	secured, ok := conn.(*tls.Conn)
+	if !ok || m.cfg.Member == nil {
+		return nil
+	}
+	state := secured.ConnectionState()
+	return m.cfg.Member(&state)
 }
 
 func (m *Mux) accept() {
@@ -167,6 +177,10 @@ func (m *Mux) sort(conn net.Conn) {
 	}
 	switch first {
 	case protocolRaft:
+		if err = m.member(conn); err != nil {
+			_ = conn.Close()
+			break
+		}
 		err = m.raft.offer(ctx, m.raft.track(conn))
 	case protocolHTTP:
 		err = m.http.offer(ctx, conn)

@@ -106,6 +106,7 @@ type Node struct {
 	trans   *ackedTransport
 	machine *machine
 	atStart uint64
+	marked  string // the cluster that the data directory belonged to at the start
 
 	slots     chan struct{} // one for each goroutine that waits on a raft future
 	abandoned atomic.Int64  // operations, ever, whose caller stopped waiting
@@ -167,6 +168,7 @@ func (n *Node) start(through func(transport) transport) (err error) {
 	if err := n.disk.identity.check(cfg.Name, hasState, cfg.Create); err != nil {
 		return err
 	}
+	n.marked = n.disk.identity.ClusterID
 	if n.atStart, err = n.disk.lastCommand(); err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package consensus
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -43,7 +44,8 @@ func Look(cfg Config) (s Standing, err error) {
 
 // Standing is that of a replica that runs.
 func (n *Node) Standing() Standing {
-	return Standing{Blank: n.raft.LastIndex() == 0, ClusterID: n.cfg.FSM.ClusterID(), peers: n.disk.peers}
+	// What is on its disk it applies only once a leader has said how far it counts.
+	return Standing{Blank: n.raft.LastIndex() == 0, ClusterID: cmp.Or(n.cfg.FSM.ClusterID(), n.marked), peers: n.disk.peers}
 }
 
 // peers are the replicas that ever voted for this one or stored what it sent. A name is on disk before raft may count

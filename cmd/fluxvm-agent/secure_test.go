@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/tls"
@@ -8,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -453,17 +456,83 @@ func (f *secureFleet) guardsClusterPort(ctx context.Context, t *testing.T, c *cl
 	if err := f.speak(ctx, f.cluster[0], &fourth); err != nil {
 		t.Errorf("once it has joined: %v", err)
 	}
+	raft, asking := f.connect(ctx, f.cluster[0], fourth), f.connect(ctx, f.cluster[0], fourth) // what it may have open when it is removed
+	if _, err := raft.Write([]byte{1}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := asking.Write([]byte{2}); err != nil {
+		t.Fatal(err)
+	}
+	answers := bufio.NewReader(asking)
+	if got := askOver(t, asking, answers, "/peer/status"); got != http.StatusOK {
+		t.Errorf("a member that asks over HTTP: got %d", got)
+	}
+	f.mu.Lock()
+	p := f.procs["central-4"]
+	f.mu.Unlock()
+	_ = p.cmd.Process.Kill() // nobody can tell it that it is removed
+	<-p.done
 	if err := c.RemoveReplica(ctx, "central-4"); err != nil {
 		t.Fatal(err)
 	}
 	for _, addr := range f.cluster {
 		eventually(ctx, t, "central-4 to be shut out at "+addr, func() bool { return f.speak(ctx, addr, &fourth) != nil })
 	}
-	f.mu.Lock()
-	p := f.procs["central-4"]
-	f.mu.Unlock()
-	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended by itself
-	<-p.done
+	if err := raft.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := raft.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the connection that a removed replica had open: got %v", err)
+	}
+	for path, want := range map[string]int{"/peer/status": http.StatusForbidden, "/fleet/vms": http.StatusForbidden, "/peer/standing?name=central-1": http.StatusForbidden, "/peer/standing?name=central-4": http.StatusOK} {
+		if got := askOver(t, asking, answers, path); got != want {
+			t.Errorf("%s over a connection that a removed replica had open: got %d, want %d", path, got, want)
+		}
+	}
+	p = f.start("central-4", args...)
+	eventually(ctx, t, "central-4 to learn that it was removed", func() bool {
+		select {
+		case <-p.done:
+			return true
+		default:
+			return false
+		}
+	})
+	if code := p.cmd.ProcessState.ExitCode(); code != 78 || !strings.Contains(p.said(t), "was removed from the cluster") {
+		t.Errorf("a replica that was removed while it was down ended with %d: %s", code, p.said(t))
+	}
+}
+
+// connect makes a connection to the cluster port, which the test ends.
+func (f *secureFleet) connect(ctx context.Context, addr string, files certs.Files) net.Conn {
+	f.t.Helper()
+	pair, err := tls.LoadX509KeyPair(files.Cert, files.Key)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	conn, err := (&tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}}}).DialContext(ctx, "tcp", addr)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// askOver asks over a connection that stays open and gives the status.
+func askOver(t *testing.T, conn net.Conn, answers *bufio.Reader, path string) int {
+	t.Helper()
+	if _, err := io.WriteString(conn, "GET "+path+" HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.ReadResponse(answers, nil)
+	if err != nil {
+		t.Fatalf("%s: %v", path, err)
+	}
+	defer resp.Body.Close()
+	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode
 }
 
 // holdsToRoles: a node reports as itself only, and the credential of a node gives no orders without a replica's certificate.
@@ -599,4 +668,42 @@ func (f *secureFleet) reloads(ctx context.Context, t *testing.T) {
 	eventually(ctx, t, "enough requests", func() bool { mu.Lock(); defer mu.Unlock(); return asked >= 20 })
 	stop()
 	load.Wait()
+}
+
+// TestCallersShowACertificateWhereCentralAsksForOne: with --require-client-cert a token alone is not enough, neither for a
+// caller nor for a host.
+func TestCallersShowACertificateWhereCentralAsksForOne(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	f := &secureFleet{t: t, dir: t.TempDir(), nodes: map[string]string{"node-1": free(t)}, procs: map[string]*proc{}, token: "fvx_op_0123456789abcdefghijklmnopqrstuv"}
+	f.fluxctl("tls", "ca", "--dir", f.dir)
+	if err := os.WriteFile(f.path("operator-token"), []byte(f.token), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	listen := free(t)
+	f.urls = []string{"https://" + listen}
+	f.start("central-1", f.central("central-1", listen, free(t), f.cert("certs", "replica", "central-1"), "--bootstrap", "--require-client-cert", "--operator-token-file", f.path("operator-token"))...)
+	caller := f.client(f.pair(f.cert("certs", "api", "ci")))
+	eventually(ctx, t, "a caller with a certificate and the token to be served", func() bool { _, err := caller.Cluster(ctx); return err == nil })
+	if _, err := f.client(client.Config{}).Cluster(ctx); err == nil || !strings.Contains(err.Error(), "certificate required") {
+		t.Errorf("a caller without one: got %v", err)
+	}
+	fluxctl := func(more map[string]string) (code int, said string) {
+		env := map[string]string{"FLUXVM_FLEET_URL": f.urls[0], "FLUXVM_TOKEN": f.token, "FLUXVM_CA_CERT": f.path("ca.pem"), "HOME": f.dir}
+		maps.Copy(env, more)
+		var out bytes.Buffer
+		code = cli.Run(ctx, cli.Env{Out: &out, Err: &out, Getenv: func(key string) string { return env[key] }, Now: time.Now}, []string{"cluster", "status"})
+		return code, out.String()
+	}
+	if code, said := fluxctl(map[string]string{"FLUXVM_CLIENT_CERT": f.path("certs/ci.pem"), "FLUXVM_CLIENT_KEY": f.path("certs/ci-key.pem")}); code != 0 || !strings.Contains(said, "central-1 leads") {
+		t.Errorf("fluxctl with a certificate: exit %d, %s", code, said)
+	}
+	own := f.cert("certs", "node", "node-1")
+	f.start("node-1", f.node("node-1", f.nodes["node-1"], "--join-token-file", f.path("operator-token"), "--tls-cert", own.Cert, "--tls-key", own.Key)...)
+	f.healthy(ctx, caller)
+	bare := f.start("node-2", f.node("node-2", free(t), "--join-token-file", f.path("operator-token"))...)
+	eventually(ctx, t, "a host without one to say what it lacks", func() bool { return strings.Contains(bare.said(t), "certificate required") })
+	if _, err := caller.Node(ctx, "node-2"); err == nil {
+		t.Error("a host without one has joined")
+	}
 }
