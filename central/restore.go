@@ -91,17 +91,26 @@ func (g *reign) adopt(ctx context.Context, view fsm.View, node *fsm.Node) error 
 	}
 	cluster := view.Meta().ClusterID
 	var gone []fsm.VMReport
+	taken := map[string]bool{}
 	for row := range view.VMsOn(node.Name) {
-		if vm := b.vms[row.ID]; row.Told != 0 && (vm == nil || vm.State == api.StateGone) {
-			gone = append(gone, fsm.VMReport{ID: row.ID, Node: node.Name, State: api.StateGone, Reason: "its node no longer had it after the restore"})
+		vm := b.vms[row.ID]
+		one := fsm.VMReport{ID: row.ID, Node: node.Name, State: api.StateGone}
+		switch there := vm != nil && vm.State != api.StateGone; {
+		case there && row.Warm && vm.Name != row.Name: // somebody got it after the backup, and nobody else may
+			one.Reason, taken[row.ID] = "it was handed over after the backup", true
+		case there || row.Told == 0:
+			continue
+		default:
+			one.Reason = "its node no longer had it after the restore"
 			if vm != nil {
-				gone[len(gone)-1].EndedMS = b.sinceEnd(vm, g.r.wall()).Milliseconds()
+				one.EndedMS = b.sinceEnd(vm, g.r.wall()).Milliseconds()
 			}
 		}
+		gone = append(gone, one)
 	}
-	var found []fsm.AdoptedVM
+	var found []fsm.AdoptedVM // sent after gone, so that what was taken is none of its pool's when it is found
 	for id, vm := range b.vms {
-		if row := view.VM(id); vm.Cluster != cluster || vm.State == api.StateGone || row != nil && row.Node == node.Name {
+		if row := view.VM(id); vm.Cluster != cluster || vm.State == api.StateGone || row != nil && row.Node == node.Name && !taken[id] {
 			continue
 		}
 		found = append(found, fsm.AdoptedVM{ID: id, Name: vm.Name, Backend: node.Backend(""), GuestOS: vm.GuestOS, VCPUs: vm.VCPUs, MemoryMiB: vm.MemoryMiB, State: shown(vm.State)})

@@ -99,6 +99,37 @@ func TestRestoreAdoptsNodeByNodeAndEndsNothingBefore(t *testing.T) {
 	})
 }
 
+// TestASpareThatWasHandedOverAfterTheBackupIsNobodyElses: the backup still has it as a spare, and its host knows better.
+func TestASpareThatWasHandedOverAfterTheBackupIsNobodyElses(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
+		r.ready("n1")
+		r.image("tiny")
+		r.pool("p", body{"image": "tiny", "min_ready": 2})
+		backup := r.call(r.leader(), "POST", "/fleet/cluster/snapshot", nil).body
+		taken := r.launch(r.leader(), body{"name": "taken", "pool": "p"})
+		if !taken.Warm || r.node("n1").has(taken.VM.ID).Name != "taken" {
+			t.Fatalf("no spare was handed over: %+v", taken)
+		}
+		r.lost()
+		r.call(r.leader(), "POST", restorePath, backup, "Content-Type", "application/octet-stream")
+		r.serving()
+		r.eventually("n1 to be adopted", time.Minute, func() bool { return r.nodeState("n1").State == api.NodeHealthy })
+		if v := r.row(taken.VM.ID); v == nil || v.Warm || v.Pool != "" || v.Name != "taken" || v.State != api.StateRunning {
+			t.Errorf("the spare that was handed over is %+v", v)
+		}
+		r.full("p")
+		for i := range 3 {
+			got := r.launch(r.leader(), body{"name": "later-" + strconv.Itoa(i), "pool": "p"})
+			if got.VM.ID == taken.VM.ID {
+				t.Error("one VM was handed over twice")
+			}
+		}
+		if v := r.node("n1").has(taken.VM.ID); v == nil || v.Name != "taken" {
+			t.Errorf("the VM that was handed over before is %+v", v)
+		}
+	})
+}
+
 func TestRestoreIsRefusedOverAFleetAndOfDamagedBackups(t *testing.T) {
 	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.image("tiny")
