@@ -175,7 +175,7 @@ func (q *request) getCluster() error {
 	known := r.statuses(q.Context())
 	for _, m := range r.log.Members() {
 		s, heard := known[m.Name]
-		one := api.Replica{Name: m.Name, ClusterAddr: m.Addr, URL: s.URL, Role: "voter", Healthy: heard && s.Contact >= 0, AppliedIndex: s.Applied, LastContactMS: s.Contact, Version: s.Version, CertificateExpiresAt: s.CertNotAfter}
+		one := api.Replica{Name: m.Name, ClusterAddr: m.Addr, URL: s.URL, Role: "voter", Healthy: heard && s.Contact >= 0, AppliedIndex: s.Applied, LastContactMS: s.Contact, Version: s.Version, CertificateExpiresAt: s.CertNotAfter, DiskLow: s.DiskLow}
 		switch {
 		case m.Name == leader:
 			one.Role, one.LastContactMS = "leader", 0

@@ -24,6 +24,7 @@ type Replica struct {
 	Version       string `json:"version"`
 
 	CertificateExpiresAt Time `json:"certificate_expires_at,omitzero"` // absent without TLS
+	DiskLow              bool `json:"disk_low,omitempty"`              // it takes in nothing new
 }
 
 // Ready is the answer of GET /readyz.

@@ -2,9 +2,11 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -15,26 +17,49 @@ import (
 func (a *app) clusterCommand() *cobra.Command {
 	return a.group("cluster", "The control plane: its replicas and who may join", "",
 		"  fluxctl cluster status\n  fluxctl cluster join-token --pattern 'studio-*' > join.token",
-		a.clusterStatus(), a.joinToken(), a.removeReplica(), a.transfer(), a.backup(), a.restore())
+		a.clusterStatus(), a.joinToken(), a.removeReplica(), a.transfer(), a.backup(), a.restore(), a.checksum())
 }
 
 func (a *app) clusterStatus() *cobra.Command {
 	return &cobra.Command{
 		Use: "status", Short: "Show the replicas, the leader and how far each has come",
+		Long: "Show the replicas, the leader and how far each has come. While nobody leads it shows what one replica that answers\n" +
+			"sees of the others, and ends with 5.",
 		Example: "  fluxctl cluster status\n  fluxctl cluster status -o json",
 		Args:    takes(), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: a.onFleet(func(ctx context.Context, c *client.Client, _ []string) error {
-			k, err := during(ctx, a, "the cluster's state", func(ctx context.Context) (api.Cluster, error) { return c.Cluster(ctx) })
+			var leaderless error
+			k, err := during(ctx, a, "the cluster's state", func(ctx context.Context) (k api.Cluster, err error) {
+				k, leaderless, err = statusOf(ctx, c)
+				return k, err
+			})
 			if err != nil {
 				return err
 			}
 			if ok, err := a.json(k); ok {
-				return err
+				return errors.Join(err, leaderless)
 			}
 			a.showCluster(k)
-			return nil
+			return leaderless
 		}),
 	}
+}
+
+// leaderWait is how long a leader is waited for before the replicas are shown as they are: an election or two.
+const leaderWait = 5 * time.Second
+
+// statusOf asks the leader, and where there is none whoever answers; leaderless then says so.
+func statusOf(ctx context.Context, c *client.Client) (k api.Cluster, leaderless, err error) {
+	wait, cancel := context.WithTimeout(ctx, leaderWait)
+	defer cancel()
+	if k, err = c.Cluster(wait); err == nil || ctx.Err() != nil || wait.Err() == nil && !isCode(err, api.CodeNotLeader) && !isCode(err, api.CodeUnavailable) {
+		return k, nil, err
+	}
+	seen, failed := c.ClusterSeen(ctx)
+	if failed != nil {
+		return k, nil, failed
+	}
+	return seen, api.Errorf(api.CodeNotLeader, "this is what one replica sees; no leader answers. While too few replicas run, start the others; docs/operations.md tells what to do when they are lost"), nil
 }
 
 func (a *app) showCluster(k api.Cluster) {
@@ -70,8 +95,11 @@ func (a *app) showCluster(k api.Cluster) {
 	g := a.grid("NAME", "ROLE", "HEALTH", "BEHIND", "LAST-CONTACT", "VERSION").wider("CLUSTER-ADDR", "URL", "APPLIED", "CERTIFICATE-UNTIL")
 	for _, r := range k.Replicas {
 		health := "healthy"
-		if !r.Healthy {
+		switch {
+		case !r.Healthy:
 			health = "unhealthy"
+		case r.DiskLow:
+			health = "disk-low"
 		}
 		behind := "-"
 		if r.AppliedIndex > 0 || r.Healthy {
@@ -85,6 +113,11 @@ func (a *app) showCluster(k api.Cluster) {
 	}
 	g.print()
 	a.warnOfCertificates(k)
+	for _, r := range k.Replicas {
+		if r.DiskLow {
+			a.note("The disk of %s is nearly full: it takes in nothing new and hands leadership over; make room in its data directory.", r.Name)
+		}
+	}
 }
 
 // warnOfCertificates says which replicas' certificates end within 30 days.

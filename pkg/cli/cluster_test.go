@@ -160,3 +160,82 @@ func TestBackupsHeadComesAsJSON(t *testing.T) {
 		t.Errorf("exit %d: %s%s", code, &w.out, &w.err)
 	}
 }
+
+// replicaOf answers as one replica of a cluster of these, with a sum of its own.
+func replicaOf(t *testing.T, k api.Cluster, sum *api.Checksum) *fakeAPI {
+	return newFake(t, answers{
+		"GET /fleet/cluster": k,
+		"GET /fleet/cluster/checksum": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.Header().Set(api.HeaderIndex, "1042")
+			_ = json.NewEncoder(w).Encode(sum)
+		},
+	})
+}
+
+func TestChecksumComparesEveryReplica(t *testing.T) {
+	k := threeReplicas()
+	k.Replicas = k.Replicas[:2]
+	one := api.Checksum{Name: "central-1", Index: 1042, SHA256: strings.Repeat("a", 64)}
+	two := api.Checksum{Name: "central-2", Index: 1042, SHA256: strings.Repeat("a", 64)}
+	f, g := replicaOf(t, k, &one), replicaOf(t, k, &two)
+	w := newWorld(t, nil)
+	w.vars["FLUXVM_FLEET_URL"] = f.URL + "," + g.URL
+	if code := w.run("cluster checksum"); code != 0 || w.out.String() != said("✓ 2 replicas have one state", "  index 1042, sha256 "+one.SHA256) {
+		t.Errorf("equal: exit %d, %s%s", code, &w.out, &w.err)
+	}
+	if code := w.run("cluster checksum -o json"); code != 0 || strings.Count(w.out.String(), one.SHA256) != 2 {
+		t.Errorf("as JSON: exit %d, %s%s", code, &w.out, &w.err)
+	}
+	two.SHA256 = strings.Repeat("b", 64)
+	if code := w.run("cluster checksum"); code != 1 || !strings.Contains(w.out.String(), two.SHA256) || !strings.Contains(w.err.String(), "differ at index 1042") {
+		t.Errorf("different: exit %d, %s%s", code, &w.out, &w.err)
+	}
+	w.vars["FLUXVM_FLEET_URL"] = f.URL
+	if code := w.run("cluster checksum"); code != 1 || !strings.Contains(w.err.String(), "central-2 gave none") {
+		t.Errorf("one that is not asked: exit %d, %s%s", code, &w.out, &w.err)
+	}
+}
+
+func TestClusterStatusWarnsOfWhatEndsOrFillsUp(t *testing.T) {
+	k := threeReplicas()
+	for i, days := range []int{29, 31, -1} {
+		k.Replicas[i].CertificateExpiresAt = api.TimeOf(noon.AddDate(0, 0, days))
+	}
+	k.Replicas[1].DiskLow = true
+	w := newWorld(t, newFake(t, answers{"GET /fleet/cluster": k}))
+	if code := w.run("cluster status -o wide"); code != 0 {
+		t.Fatalf("exit %d: %s", code, &w.err)
+	}
+	for _, want := range []string{"certificate of central-1 ends", "fluxctl tls cert replica central-1", "certificate of central-3 ends", "disk of central-2 is nearly full"} {
+		if !strings.Contains(w.err.String(), want) {
+			t.Errorf("%q is not in %s", want, &w.err)
+		}
+	}
+	if strings.Contains(w.err.String(), "certificate of central-2") || !strings.Contains(w.out.String(), "disk-low") || !strings.Contains(w.out.String(), "CERTIFICATE-UNTIL") {
+		t.Errorf("got %s%s", &w.out, &w.err)
+	}
+}
+
+func TestClusterStatusShowsWhatIsLeftWhileNobodyLeads(t *testing.T) {
+	k := threeReplicas()
+	k.Leader, k.Replicas[0].Healthy, k.Replicas[1].Healthy, k.Replicas[1].Role = "", false, false, "voter"
+	w := newWorld(t, newFake(t, answers{"GET /fleet/cluster": func(rw http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("stale") != "true" {
+			refusal := api.Errorf(api.CodeNotLeader, "the cluster has no leader that is ready").Filled("r")
+			refusal.RetryAfterSecs = 60
+			rw.Header().Set("Content-Type", "application/problem+json")
+			rw.Header().Set("Retry-After", "60")
+			rw.WriteHeader(http.StatusServiceUnavailable)
+			_ = json.NewEncoder(rw).Encode(refusal)
+			return
+		}
+		rw.Header().Set(api.HeaderIndex, "1042")
+		rw.Header().Set(api.HeaderLastContact, "60000")
+		rw.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(rw).Encode(k)
+	}}))
+	if code := w.run("cluster status"); code != 5 || !strings.Contains(w.out.String(), "! no leader, 1 of 3 replicas healthy; too few to change anything") || !strings.Contains(w.out.String(), "central-3") || !strings.Contains(w.err.String(), "what one replica sees") {
+		t.Errorf("exit %d: %s%s", code, &w.out, &w.err)
+	}
+}

@@ -107,6 +107,11 @@ func (c *Client) Cluster(ctx context.Context) (api.Cluster, error) {
 	return get[api.Cluster](ctx, c.caller, "/fleet/cluster")
 }
 
+// ClusterSeen is Cluster as the replica that answers sees it, also when nobody leads.
+func (c *Client) ClusterSeen(ctx context.Context) (api.Cluster, error) {
+	return get[api.Cluster](ctx, c.caller, "/fleet/cluster?stale=true")
+}
+
 // Checksum sums up the state of the replica that answers: with one endpoint, of that one.
 func (c *Client) Checksum(ctx context.Context) (api.Checksum, error) {
 	return get[api.Checksum](ctx, c.caller, "/fleet/cluster/checksum")
