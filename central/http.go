@@ -238,14 +238,13 @@ func (q *request) serve(rt route) error {
 		return api.Errorf(api.CodeUnavailable, "this replica is starting; try again in a moment")
 	}
 	if rt.path == restorePath {
-		return q.serveCurrent(rt) // its body is no request to be read, but a backup to be kept
+		q.Request.Body = guard.Steady(q.w, q.Request.Body) // no request to be read, but a backup to be kept
+		return q.serveCurrent(rt)
 	}
 	if err := q.enter(rt.who); err != nil {
 		return err
 	}
-	read := guard.Body(q.w)
 	raw, err := io.ReadAll(http.MaxBytesReader(q.w, q.Request.Body, api.MaxBody))
-	read()
 	if err != nil {
 		var large *http.MaxBytesError
 		if errors.As(err, &large) {

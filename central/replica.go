@@ -27,6 +27,7 @@ import (
 	"github.com/fluxvm/fluxvm/fsm"
 	"github.com/fluxvm/fluxvm/pkg/api"
 	"github.com/fluxvm/fluxvm/pkg/certs"
+	"github.com/fluxvm/fluxvm/pkg/guard"
 )
 
 // DefaultPoolInterval is how often the pool reconciler looks when nothing wakes it.
@@ -330,7 +331,7 @@ func (r *Replica) serve(ctx context.Context, port *consensus.Mux, in *inner) err
 }
 
 func (r *Replica) server(h http.Handler) *http.Server {
-	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
+	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: guard.BodyTime, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
 		ErrorLog: r.logger.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug})}
 }
 

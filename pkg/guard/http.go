@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -9,16 +10,22 @@ import (
 	"time"
 )
 
-// BodyTime is how long a request's body may take to come in.
+// BodyTime is how long a request may take to come in: the ReadTimeout of a server.
 const BodyTime = 30 * time.Second
 
-// Body gives the body BodyTime to come in; what is beneath w must be a server's. done ends the limit.
-func Body(w http.ResponseWriter) (done func()) {
-	c := http.NewResponseController(w)
-	if c.SetReadDeadline(time.Now().Add(BodyTime)) != nil {
-		return func() {} // in memory, where nobody is slow
-	}
-	return func() { _ = c.SetReadDeadline(time.Time{}) } // it was possible just now
+// Steady gives each part of a long body, whose server would end it after BodyTime, that time anew.
+func Steady(w http.ResponseWriter, body io.ReadCloser) io.ReadCloser {
+	return steady{body, http.NewResponseController(w)}
+}
+
+type steady struct {
+	io.ReadCloser
+	conn *http.ResponseController
+}
+
+func (s steady) Read(p []byte) (int, error) {
+	_ = s.conn.SetReadDeadline(time.Now().Add(BodyTime)) // impossible in memory, where nobody is slow
+	return s.ReadCloser.Read(p)
 }
 
 // Named says whether a request may be meant for this listener by the name that it calls it. On loopback that is this
