@@ -29,7 +29,7 @@ type canary struct {
 func TestSecretsAreNowhereInClear(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
-	f := startSecure(ctx, t)
+	f := startSecure(ctx, t, "trace")
 	c := f.client(client.Config{})
 	eventually(ctx, t, "the certificate of node-2", func() bool { _, err := os.Stat(f.path("data-node-2/certificate.pem")); return err == nil })
 	raftLog := []string{"data-central-1/raft/", "data-central-2/raft/", "data-central-3/raft/"}

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -35,6 +36,7 @@ type secureFleet struct {
 	urls    []string          // of the API, by replica
 	cluster []string          // cluster addresses
 	nodes   map[string]string // listen addresses
+	level   string            // of the logs; empty: info
 
 	mu    sync.Mutex
 	procs map[string]*proc
@@ -120,12 +122,12 @@ func (p *proc) said(t *testing.T) string {
 // central is the command line of a replica, with the files of cert.
 func (f *secureFleet) central(name, listen, cluster string, cert certs.Files, more ...string) []string {
 	return append([]string{"central", "--name", name, "--listen", listen, "--cluster-listen", cluster, "--data", f.path("data-" + name),
-		"--tls-cert", cert.Cert, "--tls-key", cert.Key, "--tls-ca", cert.CA, "--election-timeout", "1s"}, more...)
+		"--tls-cert", cert.Cert, "--tls-key", cert.Key, "--tls-ca", cert.CA, "--election-timeout", "1s", "--log-level", cmp.Or(f.level, "info")}, more...)
 }
 
 func (f *secureFleet) node(name, listen string, more ...string) []string {
 	return append([]string{"node", "--name", name, "--listen", listen, "--advertise-url", "https://" + listen, "--backend", "sim", "--data", f.path("data-" + name),
-		"--central", strings.Join(f.urls, ","), "--tls-ca", f.path("ca.pem"), "--admin-token-file", f.path("operator-token"), "--stop-machines", "--heartbeat-secs", "1"}, more...)
+		"--central", strings.Join(f.urls, ","), "--tls-ca", f.path("ca.pem"), "--admin-token-file", f.path("operator-token"), "--stop-machines", "--heartbeat-secs", "1", "--log-level", cmp.Or(f.level, "info")}, more...)
 }
 
 func free(t *testing.T) string {
@@ -138,8 +140,8 @@ func free(t *testing.T) string {
 }
 
 // startSecure runs three replicas, node-1 with a certificate of its own and node-2 with one that central signs.
-func startSecure(ctx context.Context, t *testing.T) *secureFleet {
-	f := &secureFleet{t: t, dir: t.TempDir(), nodes: map[string]string{"node-1": free(t), "node-2": free(t)}, procs: map[string]*proc{}, token: "fvx_op_0123456789abcdefghijklmnopqrstuv"}
+func startSecure(ctx context.Context, t *testing.T, logLevel string) *secureFleet {
+	f := &secureFleet{t: t, level: logLevel, dir: t.TempDir(), nodes: map[string]string{"node-1": free(t), "node-2": free(t)}, procs: map[string]*proc{}, token: "fvx_op_0123456789abcdefghijklmnopqrstuv"}
 	f.fluxctl("tls", "ca", "--dir", f.dir)
 	f.fluxctl("tls", "ca", "--dir", f.dir, "--nodes")
 	if err := os.WriteFile(f.path("operator-token"), []byte(f.token+"\n"), 0o600); err != nil {
@@ -275,7 +277,7 @@ func (f *secureFleet) speak(ctx context.Context, addr string, files *certs.Files
 func TestTLSEverywhere(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	f := startSecure(ctx, t)
+	f := startSecure(ctx, t, "info")
 	c := f.client(client.Config{})
 	if _, err := c.CreateImage(ctx, api.ImageRequest{Name: "img", Path: "sim:?boot_ms=10&agent_ms=10", VCPUs: 1, MemoryMiB: 64, HasAgent: true}, ""); err != nil {
 		t.Fatal(err)
