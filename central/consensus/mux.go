@@ -177,18 +177,19 @@ func (m *Mux) sort(conn net.Conn) {
 	}
 	switch first {
 	case protocolRaft:
-		if err = m.member(conn); err != nil {
-			_ = conn.Close()
-			break
+		if err = m.member(conn); err == nil {
+			err = m.raft.offer(ctx, m.raft.track(conn))
 		}
-		err = m.raft.offer(ctx, m.raft.track(conn))
 	case protocolHTTP:
 		err = m.http.offer(ctx, conn)
 	default:
 		err = fmt.Errorf("it speaks neither Raft nor HTTP between replicas (first byte %#x)", first)
-		_ = conn.Close()
 	}
-	if err != nil && m.life.Err() == nil {
+	if err == nil {
+		return
+	}
+	_ = conn.Close() // what was offered and not taken is closed already
+	if m.life.Err() == nil {
 		m.cfg.Logger.Warn("cluster port dropped a connection", "from", conn.RemoteAddr(), "error", err)
 	}
 }

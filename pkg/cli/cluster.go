@@ -161,11 +161,14 @@ func (a *app) joinToken() *cobra.Command {
 			}
 			a.note("Lets %s%s join, until %s. Keep it in a file that only you may read, then:", count(max(1, token.Uses), token.Kind), named, a.moment(token.ExpiresAt))
 			where := strings.Join(c.Endpoints(), ",")
-			if req.Kind == "node" {
-				a.note("  fluxvm-agent node --central %s --join-token-file FILE", where)
-			} else {
-				a.note("  fluxvm-agent central --join %s --join-token-file FILE", where)
+			command, secured := "node --central", " --tls-ca ca.pem"
+			if req.Kind != "node" {
+				command, secured = "central --join", " --tls-cert NAME.pem --tls-key NAME-key.pem --tls-ca ca.pem"
 			}
+			if !strings.HasPrefix(where, "https://") {
+				secured = ""
+			}
+			a.note("  fluxvm-agent %s %s --join-token-file FILE%s", command, where, secured)
 			return nil
 		}),
 	}

@@ -91,7 +91,8 @@ func (a *app) backup() *cobra.Command {
 	return &cobra.Command{
 		Use: "backup FILE", Short: "Save the whole state of the control plane",
 		Long: "Save the whole state of the control plane into a file, checked against its own checksum. VMs and their disks are\n" +
-			"not in it: they live on the hosts. It holds hashes of tokens and what VMs were given at boot; keep it accordingly.",
+			"not in it: they live on the hosts. It holds hashes of tokens and what VMs were given at boot; keep it accordingly.\n" +
+			"A file of that name is replaced once the new one is whole.",
 		Example: "  fluxctl cluster backup fleet-$(date +%F).snapshot",
 		Args:    takes("FILE"),
 		RunE: a.onFleet(func(ctx context.Context, c *client.Client, args []string) error {
@@ -112,7 +113,7 @@ func (a *app) backup() *cobra.Command {
 func saveBackup(ctx context.Context, c *client.Client, path string) (head api.Backup, err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
-		return head, err
+		return head, fmt.Errorf("%s cannot be written: %w", path, err)
 	}
 	head, err = c.Backup(ctx, f)
 	err = errors.Join(err, f.Sync(), f.Close())
