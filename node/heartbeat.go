@@ -185,7 +185,7 @@ func (b *beats) beat(ctx context.Context, t *target) (time.Duration, error) {
 	}
 	report := b.d.report()
 	digest := report.VMsDigest
-	if t.acked == digest {
+	if t.acked == digest || b.d.issue.lacks(b.d) { // without its list it gets no orders, and it could take none yet
 		report.VMs, report.HasVMs = nil, false
 	}
 	take, err := b.d.issue.request(b.d, &report)
@@ -208,7 +208,11 @@ func (b *beats) beat(ctx context.Context, t *target) (time.Duration, error) {
 	if len(answer.Replicas) > 0 {
 		b.follow(answer.Replicas)
 	}
-	if answer.WantVMs && !report.HasVMs {
+	switch {
+	case !answer.WantVMs || report.HasVMs:
+	case b.d.issue.lacks(b.d):
+		return min(every, time.Second), nil
+	default:
 		return 0, nil
 	}
 	if answer.NextInMS > 0 {

@@ -75,6 +75,9 @@ func (d *Daemon) loadCertificate() error {
 	return nil
 }
 
+// lacks says that the API cannot be reached yet, for want of a certificate.
+func (i *issue) lacks(d *Daemon) bool { return i.wanted && d.cfg.TLS.NotAfter().IsZero() }
+
 // request adds a request for a certificate to the report while one is wanted, on one beat at a time. The function that it
 // gives takes central's answer.
 func (i *issue) request(d *Daemon, report *api.Register) (take func(string, error), err error) {
