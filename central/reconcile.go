@@ -221,7 +221,11 @@ func (g *reign) passPools(ctx context.Context) error {
 	var first error
 	var body fsm.FillPools
 	spares, taken := 0, map[string]load{}
+	due := g.pools.due(g.r.state.Events(), g.view(), g.r.wall(), g.r.cfg.PoolInterval)
 	for p := range g.view().Pools("") {
+		if !due(p.Name) {
+			continue
+		}
 		fill, err := g.passPool(ctx, p.Name, taken)
 		if err != nil {
 			first = cmp.Or(first, fmt.Errorf("pool %s: %w", p.Name, err))
@@ -268,6 +272,7 @@ func (g *reign) passPool(ctx context.Context, name string, taken map[string]load
 		return nil, nil
 	}
 	plan := decidePool(view, p, g.now())
+	g.pools.looked(view, p, plan)
 	if err := g.drop(ctx, view, p, plan.drops); err != nil {
 		return nil, err
 	}

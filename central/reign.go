@@ -35,6 +35,7 @@ type reign struct {
 	outcomes *outcomes
 	ready    chan struct{} // closed when the reign may serve
 	poolPoke chan struct{}
+	pools    poolMemory // of passPools alone
 	vmPoke   chan struct{}
 	nodePoke chan struct{}
 	facts    factQueue
