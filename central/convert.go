@@ -132,7 +132,7 @@ func wireNode(view fsm.View, n *fsm.Node, b *beat, seen api.Time) api.Node {
 	out := api.Node{
 		Name: n.Name, UUID: n.UUID, URL: n.URL, State: n.State, Reason: cmp.Or(n.Fault, n.Reason), Cordoned: n.Cordoned, CordonedBy: n.CordonedBy, Draining: n.Draining, Lease: orNull(n.Lease),
 		Backends: n.Backends, Capabilities: api.Capabilities{Rename: n.Rename, Claim: n.Claim}, VCPUsTotal: n.VCPUsTotal, MemoryMiBTotal: n.MemoryMiBTotal, CPUOvercommit: overcommit,
-		VMCount: use.VMs, FreeVCPUs: max(0, n.VCPUsTotal*overcommit-max(use.VCPUs, w.vcpus)), FreeMemoryMiB: max(0, n.MemoryMiBTotal-max(use.MemoryMiB, w.memoryMiB)),
+		VMCount: max(use.VMs, w.vms), FreeVCPUs: max(0, n.VCPUsTotal*overcommit-max(use.VCPUs, w.vcpus)), FreeMemoryMiB: max(0, n.MemoryMiBTotal-max(use.MemoryMiB, w.memoryMiB)),
 		Labels: notNil(n.Labels), Density: w.density, LastSeenAt: seen, Version: n.Version,
 	}
 	if n.Mac {

@@ -2,6 +2,7 @@ package central
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -54,7 +55,11 @@ func (b *beat) weather() (w weather) {
 // totals adds up what the VMs of a list take. It is done once a list, for placement asks of every host at every launch.
 func totals(vms map[string]*api.ReportedVM, overcommit int) (w weather) {
 	for _, vm := range vms {
-		if vm.State == api.StateGone || vm.State == api.StateFailed {
+		if vm.State == api.StateGone {
+			continue
+		}
+		w.vms++
+		if vm.State == api.StateFailed {
 			continue
 		}
 		weight := vm.VCPUs
@@ -92,8 +97,9 @@ func (f *fleet) get(node string) *beat {
 // weather of a node by its name.
 func (f *fleet) weather(node string) weather { return f.get(node).weather() }
 
-// hear takes a beat in and says whether the node should send its whole list.
-func (f *fleet) hear(report api.Register, credential string, now time.Time) (wantVMs bool) {
+// hear takes a beat in and says whether the node should send its whole list. One that was under way for long is late: the
+// node has said more since.
+func (f *fleet) hear(report api.Register, credential string, now time.Time) (wantVMs, late bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !report.Capabilities.Rename { // it says so itself
@@ -103,9 +109,13 @@ func (f *fleet) hear(report api.Register, credential string, now time.Time) (wan
 	b := &beat{report: report, credential: credential, at: now, missing: map[string]time.Time{}, strangers: map[string]time.Time{}}
 	if old != nil {
 		if old.report.Instance == report.Instance && report.Seq < old.report.Seq {
-			return false // it was under way for long; the node has said more since
+			return false, true
 		}
 		b.missing, b.strangers, b.twins = old.missing, old.strangers, old.twins
+		if old.report.Instance != report.Instance {
+			b.twins.heard = 0
+		}
+		b.twins.heard++
 		if credential == "" {
 			b.credential = old.credential
 		}
@@ -133,7 +143,7 @@ func (f *fleet) hear(report api.Register, credential string, now time.Time) (wan
 	case f.moved <- struct{}{}:
 	default:
 	}
-	return wantVMs
+	return wantVMs, false
 }
 
 // takeHeard gives the nodes that beat since the last time.
@@ -242,11 +252,13 @@ func (f *fleet) lists(node, id string) bool {
 
 // twins is what was noticed of two daemons that report as one node.
 type twins struct {
-	before  string    // the instance that reported before the present one
+	before  []string  // the instances that reported before the present one, the last first
 	rival   string    // one that reported while the present one may still live
-	returns int       // how often the one before came back
+	returns int       // how often one of those came back
 	last    string    // while there is a fault: the instance that reported last
 	proof   time.Time // when both were last seen to report
+	heard   int       // reports of the present one
+	stray   time.Time // when one that reported once was last taken for a daemon that had ended
 }
 
 // twinning is what a report says of a node's identity.
@@ -261,6 +273,7 @@ const (
 const (
 	twinPatience = beatInterval + beatInterval/5 // the present instance reports within it, if it lives
 	twinPeace    = time.Minute                   // that only one reports for so long ends a fault
+	twinMemory   = 8                             // instances before the present one that are known as such
 )
 
 // twin looks at the instance that reports. A daemon that restarts has a new one and never an old one again, so one that
@@ -290,7 +303,7 @@ func (f *fleet) twin(report *api.Register, now time.Time) twinning {
 		w.returns = 2
 	case same:
 		return twinNone
-	case report.Instance == w.before:
+	case slices.Contains(w.before, report.Instance):
 		if now.Sub(w.proof) >= twinPeace {
 			w.returns = 0
 		}
@@ -299,12 +312,17 @@ func (f *fleet) twin(report *api.Register, now time.Time) twinning {
 			f.beats[report.Name] = &b
 			return twinPossible
 		}
+		if w.heard == 1 && now.Sub(w.stray) >= twinPeace { // the one that seemed newer was such an old report; a copy comes again
+			w.before = append([]string{old.report.Instance}, slices.DeleteFunc(slices.Clone(w.before), func(i string) bool { return i == report.Instance })...)
+			w.returns, w.stray = 1, now
+		}
 	case report.BootID != old.report.BootID && now.Sub(old.at) < twinPatience:
 		w.rival = report.Instance
 		f.beats[report.Name] = &b
 		return twinPossible
 	default:
-		w.before, w.rival = old.report.Instance, ""
+		w.before = append([]string{old.report.Instance}, w.before[:min(len(w.before), twinMemory-1)]...)
+		w.rival = ""
 	}
 	found := twinNone
 	if old.fault != "" || w.returns > 1 {

@@ -71,7 +71,25 @@ func (g *reign) passNodes(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := g.dropReasons(ctx, view, changes); err != nil {
+		return err
+	}
 	return g.settleLost(ctx)
+}
+
+// dropReasons takes off hosts that are back why they were given up. Why one is cordoned stays.
+func (g *reign) dropReasons(ctx context.Context, view fsm.View, changes []fsm.NodeChange) error {
+	for _, change := range changes {
+		was := view.Node(change.Name)
+		if change.State != api.NodeHealthy || was.State != api.NodeLost || was.Cordoned || was.Reason == "" {
+			continue
+		}
+		none := ""
+		if _, err := g.propose(ctx, fsm.KindPatchNode, actorCentral, nil, fsm.PatchNode{Name: was.Name, Action: "node back", By: actorCentral, Reason: &none}); err != nil && codeOf(err) != api.CodeNotFound {
+			return err
+		}
+	}
+	return nil
 }
 
 // confirmed is when a host was last known to be there, in the fleet's time. One that this process never heard was there

@@ -77,9 +77,13 @@ func TestALostNodesVMsBootElsewhereOrAreLostAndItReturnsFenced(t *testing.T) {
 				t.Errorf("stretch %+v, want it closed when n1 was last heard, at %s", row, heard)
 			}
 		}
+		if got := r.call(r.leader(), "POST", "/fleet/nodes/n1/lost", body{"reason": "fire"}); got.status != 200 {
+			t.Error(got)
+		}
 		before := len(n1.log())
 		n1.with(func() { n1.end(died.VM.ID, "it crashed"); n1.silent = false })
 		r.eventually("the node to be healthy", time.Minute, func() bool { return r.nodeState("n1").State == api.NodeHealthy })
+		r.eventually("what was said of its loss to be taken off", time.Minute, func() bool { return r.nodeState("n1").Reason == "" })
 		if n1.has(mobile.VM.ID) != nil {
 			t.Error("the node serves again with a VM that is elsewhere")
 		}
@@ -227,6 +231,44 @@ func TestAClonedNodeIsQuarantinedWithTheFixAndLosesNothing(t *testing.T) {
 		}
 		for _, o := range n1.log()[orders:] {
 			t.Errorf("the node was ordered %+v because of its copy", o)
+		}
+	})
+}
+
+// Failure mode 6: reports of daemons that have ended may arrive late, in any order, and make no twin of the present one.
+func TestAReportOfAnEarlierDaemonIsNotBelievedAndTellsOfNoCopy(t *testing.T) {
+	scenario(t, 6, func(t *testing.T, r *rig) {
+		r.ready("n1")
+		n1 := r.node("n1")
+		var old []api.Register
+		for i := range 4 {
+			n1.mu.Lock()
+			one := n1.report()
+			n1.mu.Unlock()
+			one.HasVMs, one.Labels = true, map[string]string{"host": "n1", "daemon": fmt.Sprint(i)}
+			old = append(old, one)
+			n1.with(func() { n1.facts.Instance = fmt.Sprint("later-", i) })
+			r.wait(time.Second)
+		}
+		id := r.launch(r.leader(), body{"name": "a", "image": "tiny"}).VM.ID
+		r.running(id)
+		r.wait(2 * time.Minute)
+		for _, i := range []int{0, 2, 1, 3} {
+			for _, replica := range r.names {
+				if got, err := r.try(replica, n1.secret(), "POST", "/fleet/register", old[i]); err != nil || got.status != 200 {
+					t.Fatalf("%v %s", err, got)
+				}
+			}
+			for range 24 {
+				r.wait(5 * time.Second)
+				if n := r.nodeState("n1"); n.State != api.NodeHealthy || n.Reason != "" {
+					t.Fatalf("after the report of daemon %d the node is %s (%s)", i, n.State, n.Reason)
+				}
+			}
+			n := r.nodeState("n1")
+			if v := r.row(id); n.Labels["daemon"] != "" || v == nil || v.State != api.StateRunning {
+				t.Errorf("after the report of daemon %d the node is %+v and its VM %+v", i, n, v)
+			}
 		}
 	})
 }

@@ -129,7 +129,7 @@ type plainHost struct {
 func plainOf(f *hostFacts) plainHost {
 	n := f.node
 	return plainHost{ok: n.State == api.NodeHealthy && !n.Cordoned && !n.Draining && n.Lease == "" && !f.critical && len(f.images) == 0 && n.MemoryMiBTotal > 0 && f.cpus > 0,
-		warn: f.warn, sim: f.sim, rename: n.Rename, booting: int32(f.use.Booting), vms: int32(f.use.VMs), slots: int32(f.density.WarmSlotsReady),
+		warn: f.warn, sim: f.sim, rename: n.Rename, booting: int32(f.use.Booting), vms: int32(f.heldVMs), slots: int32(f.density.WarmSlotsReady),
 		memoryMiB: n.MemoryMiBTotal, heldMiB: f.heldMiB, cpus: f.cpus, heldCPU: f.heldCPU, available: f.density.HostMemAvailableMiB}
 }
 

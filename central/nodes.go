@@ -244,22 +244,49 @@ func (q *request) registerNode() error {
 			return q.send(http.StatusOK, api.RegisterAnswer{OK: true, NextInMS: twinPatience.Milliseconds() / 4, Replicas: q.r.urls()})
 		}
 	}
+	if known == nil || known.URL != facts.URL {
+		if err := ownURL(q.r.state.View(), &facts); err != nil {
+			return err
+		}
+	}
 	if !trusted {
 		if err := q.admit(facts, joining, vouched); err != nil {
 			return err
 		}
-	} else if g := q.leading(); g != nil && !known.SameFacts(&facts) {
-		g.facts.add(facts) // the leader hears it, too, wherever else it came in
 	}
 	if vouched || joining {
 		credential = report.Credential
 	}
-	want := q.r.fleet.hear(report, credential, now)
+	want, late := q.r.fleet.hear(report, credential, now)
+	if g := q.leading(); trusted && !late && g != nil && !known.SameFacts(&facts) {
+		g.facts.add(facts) // the leader hears it, too, wherever else it came in
+	}
 	certificate, err := q.nodeCertificate(&report)
 	if err != nil {
 		return err
 	}
 	return q.send(http.StatusOK, api.RegisterAnswer{OK: true, NextInMS: q.nextBeat(), WantVMs: want, LeaseMS: q.leaseFor(report.Name), Replicas: q.r.urls(), Certificate: certificate})
+}
+
+// ownURL refuses a host at the address of another one that is healthy: orders for the one would reach the other. Of a host
+// that was renamed, its identity tells.
+func ownURL(view fsm.View, facts *fsm.Node) error {
+	for other := range view.Nodes("") {
+		if other.URL == facts.URL && other.Name != facts.Name && other.UUID != facts.UUID && other.State == api.NodeHealthy {
+			return api.Errorf(api.CodeConflict, "%s is the address of node %s, which is healthy; give this host an --advertise-url of its own", facts.URL, other.Name)
+		}
+	}
+	return nil
+}
+
+// renamed tells a host that is known under another name, by its own secret, which name that is.
+func renamed(view fsm.View, facts *fsm.Node) error {
+	for other := range view.Nodes("") {
+		if other.UUID == facts.UUID && other.CredentialHash == facts.CredentialHash && other.Name != facts.Name {
+			return fsm.KnownAs(other.Name)
+		}
+	}
+	return nil
 }
 
 // admit brings a new host into the log, or one that has to prove who it is.
@@ -272,7 +299,10 @@ func (q *request) admit(facts fsm.Node, joining, vouched bool) error {
 	if joining {
 		body.TokenHash = hashToken(q.caller.secret)
 	}
-	if !vouched && q.r.state.View().JoinTokenByHash(body.TokenHash) == nil {
+	if view := q.r.state.View(); !vouched && view.JoinTokenByHash(body.TokenHash) == nil {
+		if err := renamed(view, &facts); err != nil {
+			return err
+		}
 		return api.Errorf(api.CodeUnauthenticated, "neither a credential of node %s nor a join token that is good; make one with fluxctl cluster join-token", facts.Name)
 	}
 	_, err := g.propose(q.Context(), fsm.KindRegisterNode, "node/"+facts.Name, nil, body)

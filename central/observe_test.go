@@ -222,7 +222,8 @@ func TestABeatAsksForTheListOnlyWhenItHasChanged(t *testing.T) {
 	f := newFleet(now)
 	beat := func(digest, instance string) bool {
 		now = now.Add(time.Second)
-		return f.hear(api.Register{Name: "n", Instance: instance, VMsDigest: digest}, "", now)
+		want, _ := f.hear(api.Register{Name: "n", Instance: instance, VMsDigest: digest}, "", now)
+		return want
 	}
 	if !beat("1", "i") {
 		t.Error("a first beat without the list must be asked for it")
@@ -318,5 +319,34 @@ func TestOrdersEndWithTheirReign(t *testing.T) {
 	}
 	if len(o.active) != 0 {
 		t.Errorf("orders go on after the reign: %v", o.active)
+	}
+}
+
+// Failure mode 6. Letters are instances of one node's daemon, in the order in which their reports come.
+func TestTwinsAreTheInstancesThatReportInTurn(t *testing.T) {
+	for reports, want := range map[string]bool{
+		"aabbcc":       false, // it is started anew
+		"aabbccaccccc": false, // and a report of its first life comes late
+		"bbabbbbbb":    false, // so does one of a life that was not heard of
+		"bbcabbcbbbb":  true,
+		"aabbabab":     true,
+		"aababab":      true,
+		"ababab":       true,
+	} {
+		now := time.Now()
+		f, found := newFleet(now), false
+		for _, instance := range strings.Split(reports, "") {
+			report := api.Register{Name: "n", BootID: "1", Instance: instance, VMsDigest: "1", HasVMs: true}
+			switch f.twin(&report, now) {
+			case twinFound:
+				found = true
+			case twinNone:
+				f.hear(report, "", now)
+			}
+			now = now.Add(5 * time.Second)
+		}
+		if found != want {
+			t.Errorf("%s: twins found: %t", reports, found)
+		}
 	}
 }

@@ -35,6 +35,7 @@ type weather struct {
 	density   api.Density
 	vcpus     int // sum over its own list of VMs, with those made on the host directly
 	memoryMiB int64
+	vms       int
 	macOS     int
 	images    []string // what its drivers offer; empty where they do not say
 }
@@ -68,6 +69,7 @@ type hostFacts struct {
 	sim, warn, critical bool
 	cpus                int64 // with overcommit
 	heldCPU, heldMiB    int64 // the larger of what the rows take and what it reports
+	heldVMs             int
 }
 
 func hostFactsOf(view fsm.View, node *fsm.Node, w weather) hostFacts {
@@ -78,6 +80,7 @@ func hostFactsOf(view fsm.View, node *fsm.Node, w weather) hostFacts {
 	}
 	f.cpus = int64(node.VCPUsTotal * max(node.CPUOvercommit, 1))
 	f.heldCPU, f.heldMiB = int64(max(f.use.VCPUs, w.vcpus)), max(f.use.MemoryMiB, w.memoryMiB)
+	f.heldVMs = max(f.use.VMs, w.vms)
 	return f
 }
 
@@ -180,7 +183,7 @@ func (f *hostFacts) score(n *need, taken load) ranked {
 	leftMiB := node.MemoryMiBTotal - f.heldMiB - taken.memoryMiB - n.memoryMiB
 	leftCPU := f.cpus - f.heldCPU - int64(taken.vcpus+n.vcpus)
 	residual := min(leftMiB*1000/max(node.MemoryMiBTotal, 1), leftCPU*1000/max(f.cpus, 1))
-	return ranked{name: node.Name, own: f.lease.UsableBy(n.tenant), warn: f.warn, residual: residual, leftMiB: leftMiB, vms: f.use.VMs + taken.vms,
+	return ranked{name: node.Name, own: f.lease.UsableBy(n.tenant), warn: f.warn, residual: residual, leftMiB: leftMiB, vms: f.heldVMs + taken.vms,
 		slots: f.density.WarmSlotsReady, available: f.density.HostMemAvailableMiB}
 }
 

@@ -65,6 +65,8 @@ func TestHostsAreOrderedByTheContract(t *testing.T) {
 		}, nil, nil, []string{"memory", "cpus"}},
 		"what a host reports beyond its rows counts": {linux(), func(w *world) { w.node(host("a")); w.node(host("b")) },
 			map[string]weather{"a": {known: true, memoryMiB: 30000}}, nil, []string{"b", "a"}},
+		"VMs that were made on a host count": {linux(), func(w *world) { w.node(host("a")); w.node(host("b")) },
+			map[string]weather{"a": totals(map[string]*api.ReportedVM{"1": {State: api.StateStopped}}, 1)}, nil, []string{"b", "a"}},
 		"what is about to be placed counts": {linux(), func(w *world) { w.node(host("a")); w.node(host("b")) }, nil,
 			map[string]load{"a": load{}.plus(linux())}, []string{"b", "a"}},
 		"fewer VMs": {linux(), func(w *world) {

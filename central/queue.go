@@ -178,7 +178,7 @@ func (g *reign) whenRoom(ctx context.Context, op *fsm.Op, l *fsm.Launch, wait ti
 	deadline, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	w := &waiter{launch: l, op: op, shape: shapeOf(l)}
-	if g.queue.empty() { // else those that wait go first
+	if g.queue.empty() || g.view().Operation(op.Scope, op.Key) != nil { // else those that wait go first
 		if err := launchNow(commit); codeOf(err) != api.CodeNoCapacity {
 			return err
 		}

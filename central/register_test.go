@@ -48,10 +48,12 @@ func TestANodeSpeaksForItselfAlone(t *testing.T) {
 			{"a name that is no name", register(leader, token, with(joining, func(f *api.Register) { f.Name = "../studio-1" })), 400},
 			{"a follower takes no new ones in", register(follower, token, joining), 503},
 			{"the token is good for one", register(leader, token, joining), 200},
-			{"and for one only", register(leader, token, with(joining, func(f *api.Register) { f.Name = "studio-2" })), 401},
+			{"and for one only", register(leader, token, with(joining, func(f *api.Register) { f.Name, f.Credential = "studio-2", "other" })), 401},
 			{"its own credential", register(leader, "mine", facts("studio-1")), 200},
 			{"its own credential on a follower", later(func() reply { return register(follower, "mine", facts("studio-1")) }), 200},
-			{"another's name", register(leader, "mine", facts("studio-2")), 401},
+			{"its own credential under another name", register(leader, "mine", facts("studio-2")), 409},
+			{"another's name", register(leader, "other", facts("studio-1")), 401},
+			{"another host of another name", register(leader, "mine", with(facts("studio-2"), func(f *api.Register) { f.UUID = "0198c0de-0000-7000-8000-000000000002" })), 401},
 			{"another host of that name", register(leader, "mine", with(facts("studio-1"), func(f *api.Register) { f.UUID = "0198c0de-0000-7000-8000-000000000002" })), 401},
 			{"the operator vouching for it", register(leader, operatorToken, with(facts("studio-1"), func(f *api.Register) { f.UUID = "0198c0de-0000-7000-8000-000000000002" })), 409},
 		} {
@@ -73,6 +75,42 @@ func TestANodeShowsWhatHoldsItsVMs(t *testing.T) {
 		if got := into[api.Node](t, r.call(r.leader(), "GET", "/fleet/nodes/n1", nil)).Confinement; !reflect.DeepEqual(got, want) {
 			t.Errorf("got %v, want %v", got, want)
 		}
+	})
+}
+
+func TestAHostIsToldWhichOtherNodeItIsOrStandsAt(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
+		r.ready("n1", "n2")
+		n1, n2 := r.node("n1"), r.node("n2")
+		register := func(token string, report api.Register) reply {
+			got, err := r.try(r.leader(), token, "POST", "/fleet/register", report)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return got
+		}
+		renamed := with(n1.facts, func(f *api.Register) { f.Name, f.HasVMs = "n9", true })
+		if got := register(n1.secret(), renamed); got.code() != api.CodeConflict || !strings.Contains(got.String(), "--name n1") {
+			t.Errorf("renamed, without a token: %s", got)
+		}
+		fresh := with(facts("n3"), func(f *api.Register) {
+			f.UUID, f.URL, f.Credential = "0198c0de-0000-7000-8000-0000000000aa", n1.facts.URL, "c3"
+		})
+		if got := register(operatorToken, fresh); got.code() != api.CodeConflict || !strings.Contains(got.String(), "the address of node n1") || r.member(r.leader()).state.View().Node("n3") != nil {
+			t.Errorf("a new host at the address of another: %s", got)
+		}
+		moved := with(n2.facts, func(f *api.Register) { f.URL, f.Seq = n1.facts.URL, 1<<40 })
+		if got := register(n2.secret(), moved); got.code() != api.CodeConflict || !strings.Contains(got.String(), "--advertise-url") {
+			t.Errorf("a known one that says the address of another is its own: %s", got)
+		}
+		n1.with(func() { n1.silent = true })
+		r.eventually("n1 to be suspect", time.Minute, func() bool { return r.nodeState("n1").State == api.NodeSuspect })
+		if got := register(operatorToken, fresh); got.status != http.StatusOK {
+			t.Errorf("at the address of one that is silent: %s", got)
+		}
+		n1.with(func() { n1.silent = false })
+		r.insist("DELETE", "/fleet/nodes/n3", nil, "")
+		r.eventually("n1 to be back", time.Minute, func() bool { return r.nodeState("n1").State == api.NodeHealthy })
 	})
 }
 

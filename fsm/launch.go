@@ -267,7 +267,7 @@ func (t *tx) launchVM(c LaunchVM) (any, error) {
 	if plan.Claim != nil {
 		op.Ref, op.Node, op.Warm, op.Pool, op.ColdReason = plan.Claim.ID, plan.Claim.Node, true, plan.Pool.Name, ""
 	} else if plan.Node == nil {
-		return nil, noCapacity(c.Reasons)
+		return nil, noCapacity(t.nowFull(c.Reasons, c.Candidates, plan.Need))
 	} else {
 		op.Node = plan.Node.Name
 	}
@@ -289,6 +289,20 @@ func (t *tx) launchVM(c LaunchVM) (any, error) {
 	}
 	t.log(t.env.Actor, "POST /fleet/vms", l.Name, l.Tenant, "ok", "vm_id", done.Ref, "node", done.Node, "pool", done.Pool)
 	return done, nil
+}
+
+// nowFull adds to the counted reasons what keeps each candidate from it since it was named.
+func (v View) nowFull(reasons map[string]int, candidates []string, need Need) map[string]int {
+	out := map[string]int{}
+	maps.Copy(out, reasons)
+	for _, name := range candidates {
+		if n := v.Node(name); n != nil {
+			if why := v.Fit(n, need); why != "" {
+				out[why]++
+			}
+		}
+	}
+	return out
 }
 
 // noCapacity is the refusal of a launch that fits nowhere; reasons count the hosts.

@@ -208,14 +208,29 @@ func TestLaunchThatFitsNowhereIsRefusedWithReasonsAndLeavesItsKeyFree(t *testing
 	f.node("n1")
 	f.image("img")
 	op := &Op{Key: "k", Digest: "d"}
-	c := LaunchVM{ID: "x", Launch: Launch{Name: "build", Image: "img", MemoryMiB: 1 << 20}, Candidates: []string{"n1", "absent"}, Reasons: map[string]int{api.WhyMemory: 1}}
+	c := LaunchVM{ID: "x", Launch: Launch{Name: "build", Image: "img", MemoryMiB: 1 << 20}, Candidates: []string{"absent"}, Reasons: map[string]int{api.WhyMemory: 1}}
 	r := f.send(KindLaunchVM, op, c)
 	if r.Err == nil || r.Err.Code != api.CodeNoCapacity || r.Err.Reasons[api.WhyMemory] != 1 {
 		t.Fatalf("got %+v, want no_capacity with reasons", r)
 	}
-	c.Launch.MemoryMiB = 512
+	c.Launch.MemoryMiB, c.Candidates = 512, []string{"absent", "n1"}
 	if r := f.send(KindLaunchVM, op, c); r.Err != nil || r.Replayed {
 		t.Errorf("got %+v, want the launch carried out under the same key", r)
+	}
+}
+
+func TestLaunchWhoseHostsFilledUpCountsThemInTheReasons(t *testing.T) {
+	f := newFleet(t)
+	for _, n := range []string{"n1", "n2", "n3"} {
+		f.node(n)
+	}
+	f.image("img")
+	yes := true
+	f.do(KindPatchNode, PatchNode{Name: "n2", Cordoned: &yes, By: "operator"})
+	c := LaunchVM{ID: "x", Launch: Launch{Name: "build", Image: "img", MemoryMiB: 1 << 20}, Candidates: []string{"n1", "n2"}, Reasons: map[string]int{api.WhyMemory: 1}}
+	r := f.send(KindLaunchVM, nil, c)
+	if r.Err == nil || r.Err.Reasons[api.WhyMemory] != 2 || r.Err.Reasons[api.WhyCordoned] != 1 {
+		t.Fatalf("got %+v, want the three hosts counted", r.Err)
 	}
 }
 

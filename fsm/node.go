@@ -59,10 +59,15 @@ func (t *tx) addNode(c RegisterNode) (any, error) {
 func (t *tx) onlyName(n *Node) error {
 	for other := range t.Nodes("") {
 		if other.UUID == n.UUID && other.Name != n.Name {
-			return api.Errorf(api.CodeConflict, "this host is registered as %s; start it with --name %s, or if it is a copy of that host remove DATA/uuid and DATA/credential here", other.Name, other.Name)
+			return KnownAs(other.Name)
 		}
 	}
 	return nil
+}
+
+// KnownAs refuses a host that is registered as the named node.
+func KnownAs(name string) *api.Error {
+	return api.Errorf(api.CodeConflict, "this host is registered as %s; start it with --name %s, or if it is a copy of that host remove DATA/uuid and DATA/credential here", name, name)
 }
 
 func copyFacts(row, facts *Node) {

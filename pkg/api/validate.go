@@ -450,11 +450,8 @@ func (r *Register) Check() error {
 	if level := r.Density.HostPressureLevel; level != nil && *level != PressureNormal && *level != PressureWarn && *level != PressureCritical {
 		return Invalid("density.host_pressure_level", "density.host_pressure_level must be normal, warn, critical or null")
 	}
-	for i := range r.VMs {
-		vm := &r.VMs[i]
-		if err := checkNumbers(numberRule{"vms.vcpus", int64(vm.VCPUs), mostVCPUsOfHost}, numberRule{"vms.memory_mib", vm.MemoryMiB, mostMiBOfHost}); err != nil {
-			return err
-		}
+	if err := r.checkLists(); err != nil {
+		return err
 	}
 	d := &r.Density
 	return checkNumbers(numberRule{"vcpus_total", int64(r.VCPUsTotal), mostVCPUsOfHost}, numberRule{"memory_mib_total", r.MemoryMiBTotal, mostMiBOfHost},
@@ -462,6 +459,42 @@ func (r *Register) Check() error {
 		numberRule{"density.host_mem_available_mib", d.HostMemAvailableMiB, mostMiBOfHost}, numberRule{"density.warm_slots_ready", int64(d.WarmSlotsReady), mostVCPUsOfHost},
 		numberRule{"density.active_sandboxes", int64(d.ActiveSandboxes), mostVCPUsOfHost}, numberRule{"density.paused_sandboxes", int64(d.PausedSandboxes), mostVCPUsOfHost},
 		numberRule{"density.hibernated_sandboxes", int64(d.HibernatedSandboxes), mostVCPUsOfHost})
+}
+
+// checkLists bounds what a report lists: it is kept in memory, some of it in the log, and ids are parts of paths.
+func (r *Register) checkLists() error {
+	const mostBackends, mostImages, longestWord, longestPEM = 16, 4096, 128, 16 << 10
+	if len(r.Backends) > mostBackends || len(r.Images) > mostImages {
+		return Invalid("images", "backends may hold %d entries and images %d at most", mostBackends, mostImages)
+	}
+	err := first(checkText("version", r.Version, longestWord, false), checkText("vms_digest", r.VMsDigest, longestWord, false), checkText("credential", r.Credential, 2*longestWord, false))
+	if len(r.CertificateRequest) > longestPEM {
+		err = first(err, Invalid("certificate_request", "certificate_request may have %d bytes at most", longestPEM))
+	}
+	if r.Apple != nil {
+		err = first(err, checkText("apple.chip", r.Apple.Chip, longestWord, false))
+	}
+	for _, b := range r.Backends {
+		err = first(err, checkText("backends", b, longestWord, true))
+	}
+	for _, path := range r.Images { // a driver names them, in whatever characters its host has
+		if len(path) > maxPath {
+			err = first(err, Invalid("images", "images must be of %d bytes at most each", maxPath))
+		}
+	}
+	for i := range r.VMs {
+		vm := &r.VMs[i]
+		if strings.ContainsAny(vm.ID, "/\\%?#") || strings.Trim(vm.ID, ".") == "" {
+			err = first(err, Invalid("vms.id", "vms.id must be the id of a VM"))
+		}
+		err = first(err, checkText("vms.id", vm.ID, longestWord, true), checkText("vms.name", vm.Name, 2*longestWord, false), checkText("vms.state", string(vm.State), longestWord, false),
+			checkText("vms.guest_os", vm.GuestOS, longestWord, false), checkText("vms.cluster", vm.Cluster, longestWord, false),
+			checkNumbers(numberRule{"vms.vcpus", int64(vm.VCPUs), mostVCPUsOfHost}, numberRule{"vms.memory_mib", vm.MemoryMiB, mostMiBOfHost}))
+		if err != nil {
+			return err
+		}
+	}
+	return err
 }
 
 // What no host has more of; sums over a report stay far from overflow.

@@ -65,8 +65,8 @@ func nodeWhy(n api.Node) string {
 	return strings.Join(parts, "; ")
 }
 
-// shortID is enough of an id to tell it from others in a table.
-func shortID(id string) string { return id[:min(8, len(id))] }
+// shortID is enough of an id to tell it from others in a table: its end, for ids begin with the time.
+func shortID(id string) string { return id[max(0, len(id)-8):] }
 
 func chipWords(n api.Node) string {
 	if n.Apple == nil {
