@@ -86,8 +86,15 @@ func (g *reign) moveOff(ctx context.Context, view fsm.View, node *fsm.Node, rows
 	body, taken, under := fsm.RelocateVMs{Node: node.Name}, map[string]load{}, 0
 	why := map[string]string{}
 	for _, row := range rows {
-		if row.Move != "" {
-			under++ // its order sees to it
+		if row.Move == "" {
+			continue
+		}
+		under++ // its order sees to it
+		if row.Move != fsm.MoveEnded {
+			continue
+		}
+		if candidates, _, reasons := g.elsewhere(view, row, nil); len(candidates) == 0 {
+			stuck, why[row.ID] = append(stuck, row.ID), inWords(reasons)
 		}
 	}
 	for _, row := range rows {

@@ -110,6 +110,30 @@ func TestADrainBootsReschedulableVMsElsewhereAndNeverTwice(t *testing.T) {
 	})
 }
 
+func TestAForcedDrainEndsWhatHasLeftItsHostAndFitsNowhere(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
+		r.ready("n1", "n2")
+		one := r.launch(r.leader(), body{"name": "mobile", "image": "tiny", "reschedulable": true})
+		r.running(one.VM.ID)
+		home, other := r.node(one.Node), "n1"
+		if one.Node == other {
+			other = "n2"
+		}
+		home.with(func() { home.closed = true })
+		r.insist("POST", "/fleet/nodes/"+one.Node+"/drain", nil, "drain")
+		r.eventually("the move to begin", time.Minute, func() bool { return r.row(one.VM.ID).Move != "" })
+		r.insist("POST", "/fleet/nodes/"+other+"/cordon", nil, "cordon")
+		home.with(func() { home.closed = false })
+		show := func() api.NodeDrain { return *r.nodeState(one.Node).Drain }
+		r.eventually("it to be told as blocking once its host has ended it", 2*time.Minute, func() bool { return home.has(one.VM.ID) == nil && show().Blocked == 1 })
+		if d := show(); d.ToMove != 0 || !strings.Contains(d.Blocking[0].Why, "no other host takes it now: cordoned 2") || r.row(one.VM.ID).State != api.StateStopped {
+			t.Errorf("got %+v and %+v", d, r.row(one.VM.ID))
+		}
+		r.insist("POST", "/fleet/nodes/"+one.Node+"/drain", body{"force": true}, "force")
+		r.eventually("nothing to be left", time.Minute, func() bool { return show().Done && r.row(one.VM.ID) == nil })
+	})
+}
+
 func TestAMoveGoesOnUnderTheNextLeaderAndWithoutRoomWaitsForIt(t *testing.T) {
 	scenario(t, 2, func(t *testing.T, r *rig) {
 		r.ready("n1")

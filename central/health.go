@@ -135,20 +135,24 @@ func (g *reign) holdsBack(view fsm.View, node *fsm.Node) bool {
 // fence has a host that is back give up VMs that boot elsewhere since, by their ids. It says whether there are any: the
 // host serves again only when its list is without them.
 func (g *reign) fence(view fsm.View, node *fsm.Node, b *beat) bool {
-	var ids []string
-	if b == nil {
-		return false
-	}
-	for id, vm := range b.vms {
-		row := view.VM(id)
-		if vm.State != api.StateGone && vm.Cluster == view.Meta().ClusterID && row != nil && row.Node != node.Name {
-			ids = append(ids, id)
-		}
-	}
+	ids := foreign(view, node.Name, b)
 	for _, id := range ids {
 		g.orders.once("fence "+node.Name+" "+id, func() { g.removeStranger(g.ctx, node, id) })
 	}
 	return len(ids) > 0
+}
+
+// foreign are the VMs that a node lists and that other nodes have by now.
+func foreign(view fsm.View, node string, b *beat) (ids []string) {
+	if b == nil {
+		return nil
+	}
+	for id, vm := range b.vms {
+		if row := view.VM(id); vm.State != api.StateGone && vm.Cluster == view.Meta().ClusterID && row != nil && row.Node != node {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 // settleLost deals with the VMs of lost hosts, some in each command.
@@ -182,13 +186,18 @@ func (g *reign) fenced(node string, wall time.Time) bool {
 }
 
 // leaseFor is how long a host that has just reported may run VMs that may boot elsewhere, in ms; 0 says nothing of it. Only
-// the leader says so, for it alone decides that they do, and only while a majority takes it for the leader.
+// the leader says so, for it alone decides that they do, and only while a majority takes it for the leader; not to a host
+// that may still have one that boots elsewhere: it may be that host under another name.
 func (q *request) leaseFor(node string) int64 {
 	g := q.leading()
 	if g == nil {
 		return 0
 	}
-	n, at := g.view().Node(node), g.verified.Load()
+	view := g.view()
+	n, at, b := view.Node(node), g.verified.Load(), g.r.fleet.get(node)
+	if b == nil || b.vms == nil || len(foreign(view, node, b)) > 0 {
+		return 0
+	}
 	if n == nil || n.State == api.NodeLost || n.Adopting || at == nil || q.r.wall().Sub(*at) > verifiedLasts {
 		return 0
 	}

@@ -458,6 +458,44 @@ func TestAReschedulableVMNeverRunsTwice(t *testing.T) {
 	}
 }
 
+// A host may come back as another node, with what it had: it is to run nothing that boots elsewhere by now.
+func TestAHostThatComesBackAsAnotherNodeRunsNothingThatMoved(t *testing.T) {
+	scenario(t, 5, func(t *testing.T, r *rig) {
+		r.ready("n1", "n2")
+		one := r.launch(r.leader(), body{"name": "mobile", "image": "tiny", "reschedulable": true})
+		id := one.VM.ID
+		r.running(id)
+		r.moves(id)
+		home := r.node(one.Node)
+		home.with(func() { home.silent = true })
+		r.eventually("it to be suspect", time.Minute, func() bool { return r.nodeState(one.Node).State == api.NodeSuspect })
+		r.insist("POST", "/fleet/nodes/"+one.Node+"/lost", nil, "lost")
+		r.eventually("it to run elsewhere", 6*time.Minute, func() bool { v := r.row(id); return v.Node != one.Node && v.State == api.StateRunning })
+		if home.runs(id) {
+			t.Fatal("its host has not stopped it")
+		}
+		again := r.addNode("n9", func(n *modelNode) {
+			home.mu.Lock()
+			defer home.mu.Unlock()
+			for id, m := range home.vms {
+				copied := *m
+				n.vms[id] = &copied
+			}
+		})
+		r.eventually("it to be a node", time.Minute, func() bool { return r.member(r.leader()).state.View().Node("n9") != nil })
+		r.eventually("it to be taken off there", time.Minute, func() bool {
+			if again.runs(id) {
+				t.Fatal("it runs there, too")
+			}
+			return again.has(id) == nil
+		})
+		if v := r.row(id); v.State != api.StateRunning || v.Node == "n9" {
+			t.Errorf("it is %s on %s", v.State, v.Node)
+		}
+		home.with(func() { clear(home.vms) })
+	})
+}
+
 func TestAHostThatHearsTheFleetAgainGoesOnWithWhatItHeld(t *testing.T) {
 	scenario(t, 5, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2")

@@ -9,7 +9,7 @@ import (
 
 const (
 	missingFor  = 3 * time.Second  // a row's VM is gone when two lists lack it, this far apart
-	strangerFor = 10 * time.Minute // a VM of this cluster without a row is removed after that
+	strangerFor = 10 * time.Minute // a VM of this cluster without a row is removed after that; one that is elsewhere as soon as it is certain
 )
 
 // observe compares what a node lists with the rows placed on it and says what is news, and which of the node's
@@ -97,6 +97,16 @@ func differs(row *fsm.VM, vm *api.ReportedVM) (fsm.VMReport, bool) {
 	return out, changed
 }
 
+// isElsewhere says of a VM's row on another node that the VM is there for certain: after a restore that is known only once
+// that node's list is merged.
+func isElsewhere(view fsm.View, row *fsm.VM) bool {
+	if row == nil {
+		return false
+	}
+	n := view.Node(row.Node)
+	return n != nil && !n.Adopting
+}
+
 // adrift lists VMs of this cluster on the node that no row places there, seen for long enough.
 func adrift(view fsm.View, node string, b *beat, now time.Time) (out []string) {
 	cluster := view.Meta().ClusterID
@@ -106,10 +116,14 @@ func adrift(view fsm.View, node string, b *beat, now time.Time) (out []string) {
 			delete(b.strangers, id)
 			continue
 		}
+		patience := strangerFor
+		if isElsewhere(view, row) {
+			patience = missingFor
+		}
 		since, known := b.strangers[id]
 		if !known {
 			b.strangers[id] = b.at
-		} else if now.Sub(since) >= strangerFor && b.at.After(since) {
+		} else if now.Sub(since) >= patience && b.at.After(since) {
 			out = append(out, id)
 		}
 	}

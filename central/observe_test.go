@@ -129,7 +129,7 @@ func TestAVMIsGoneOnlyAfterTwoListsWellApart(t *testing.T) {
 	}
 }
 
-func TestStrangersOfThisClusterAreRemovedAfterTenMinutes(t *testing.T) {
+func TestStrangersOfThisClusterAreRemovedAfterTenMinutesAndWhatIsElsewhereSoon(t *testing.T) {
 	w := newWorld(t)
 	w.image("linux", api.GuestLinux)
 	w.node(host("n1"))
@@ -143,11 +143,14 @@ func TestStrangersOfThisClusterAreRemovedAfterTenMinutes(t *testing.T) {
 	direct := on("direct", api.StateRunning)
 	direct.Cluster = ""
 	list := []api.ReportedVM{on("known", api.StateRunning), on("stranger", api.StateRunning), on("elsewhere", api.StateRunning), on("buried", api.StateGone), other, direct}
-	for _, at := range []time.Duration{0, 9 * time.Minute} {
-		if _, got := observe(w.view(), "n1", f.listing("n1", start.Add(at), "1", list...), start.Add(at)); len(got) > 0 {
-			t.Errorf("after %s: strangers %v, want none yet", at, got)
+	for at, want := range map[time.Duration][]string{0: nil, 2 * time.Second: nil, 3 * time.Second: {"elsewhere"}, 9 * time.Minute: {"elsewhere"}} {
+		f = newFleet(start)
+		observe(w.view(), "n1", f.listing("n1", start, "1", list...), start)
+		if _, got := observe(w.view(), "n1", f.listing("n1", start.Add(at), "1", list...), start.Add(at)); !slices.Equal(got, want) {
+			t.Errorf("after %s: strangers %v, want %v", at, got, want)
 		}
 	}
+	observe(w.view(), "n1", f.listing("n1", start, "1", list...), start)
 	_, got := observe(w.view(), "n1", f.listing("n1", start.Add(11*time.Minute), "1", list...), start.Add(11*time.Minute))
 	slices.Sort(got)
 	if diff := cmp.Diff([]string{"elsewhere", "stranger"}, got); diff != "" {

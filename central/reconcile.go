@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -144,17 +145,17 @@ func (g *reign) observe(ctx context.Context, names map[string]bool) {
 	}
 }
 
-// removeStranger deletes a VM of this cluster that no row knows.
+// removeStranger deletes a VM of this cluster that no row has on the node.
 func (g *reign) removeStranger(ctx context.Context, node *fsm.Node, id string) {
-	b := g.r.fleet.get(node.Name)
-	if b == nil {
+	b, row := g.r.fleet.get(node.Name), g.view().VM(id)
+	if b == nil || row != nil && row.Node == node.Name {
 		return
 	}
 	token := fmt.Sprintf("%d.%d.%d", g.view().Meta().Epoch, g.term, g.view().Index())
 	ctx, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
 	g.r.logger.Info("removing a VM of this cluster that the fleet does not know", "node", node.Name, "vm", id)
-	if err := g.r.calls.call(ctx, node.URL, b.credential, "DELETE", "/v1/vms/"+id, token, nil, nil); err != nil {
+	if err := g.r.calls.call(ctx, node.URL, b.credential, "DELETE", "/v1/vms/"+url.PathEscape(id), token, nil, nil); err != nil {
 		g.r.logger.Warn("could not remove it; it will be tried again", "node", node.Name, "vm", id, "error", err)
 	}
 }
