@@ -1,6 +1,7 @@
 package central
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -106,6 +107,31 @@ func TestADrainBootsReschedulableVMsElsewhereAndNeverTwice(t *testing.T) {
 		r.eventually("nothing to be left", time.Minute, func() bool { return show().Done })
 		if r.row(bound.VM.ID) != nil || r.row(first.VM.ID) == nil {
 			t.Error("force ended the wrong one")
+		}
+	})
+}
+
+// Hosts are drained one after the other, as for an update.
+func TestAVMThatDrainsMoveComesBackToItsHost(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
+		r.ready("n1", "n2")
+		id := r.launch(r.leader(), body{"name": "mobile", "image": "tiny", "reschedulable": true}).VM.ID
+		r.running(id)
+		r.moves(id)
+		for i := range 4 {
+			from := r.row(id).Node
+			r.insist("POST", "/fleet/nodes/"+from+"/drain", nil, fmt.Sprint("drain", i))
+			r.eventually("it to run on the other", time.Minute, func() bool {
+				v := r.row(id)
+				if v == nil {
+					t.Fatalf("the drain of %s ended it", from)
+				}
+				return v.Node != from && v.State == api.StateRunning
+			})
+			if r.node(from).has(id) != nil {
+				t.Errorf("%s has it still", from)
+			}
+			r.insist("POST", "/fleet/nodes/"+from+"/uncordon", nil, fmt.Sprint("uncordon", i))
 		}
 	})
 }

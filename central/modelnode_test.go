@@ -40,7 +40,7 @@ type modelNode struct {
 	joined     bool
 	vms        map[string]*machineRow
 	gone       map[string]ending // ended VMs
-	barred     map[string]bool   // whose end came before they were made
+	barred     map[string]uint64 // the number of the last order that made each or was to end it
 	ran        map[string]*span  // when machines really ran
 	orders     []orderLog
 	epoch      uint64
@@ -88,11 +88,12 @@ type machineRow struct {
 type orderLog struct {
 	op, id, name string
 	epoch, term  uint64
+	number       uint64
 	outcome      string // done, again (known already), stale, refused or absent
 }
 
 func (r *rig) addNode(name string, change func(*modelNode)) *modelNode {
-	n := &modelNode{rig: r, name: name, vms: map[string]*machineRow{}, gone: map[string]ending{}, barred: map[string]bool{}, ran: map[string]*span{}, claims: map[string][]api.GuestClaim{}, execs: map[string]int{}, acked: map[string]string{}, kick: make(chan struct{}, 1), stop: make(chan struct{})}
+	n := &modelNode{rig: r, name: name, vms: map[string]*machineRow{}, gone: map[string]ending{}, barred: map[string]uint64{}, ran: map[string]*span{}, claims: map[string][]api.GuestClaim{}, execs: map[string]int{}, acked: map[string]string{}, kick: make(chan struct{}, 1), stop: make(chan struct{})}
 	n.facts = api.Register{Name: name, UUID: uuid.NewString(), BootID: "boot-1", Instance: "daemon-1", URL: "http://" + name, Backends: []string{api.BackendSim},
 		Capabilities: api.Capabilities{Rename: true, Claim: true}, VCPUsTotal: 64, MemoryMiBTotal: 65536, CPUOvercommit: 1, Labels: map[string]string{"host": name}, Images: []string{},
 		Density: api.Density{HostMemAvailableMiB: 60000}}
@@ -362,6 +363,7 @@ func (n *modelNode) serve(req *http.Request, body []byte) (status int, answer an
 		if _, err := fmt.Sscanf(token, "%d.%d.", &entry.epoch, &entry.term); err != nil {
 			return refused(api.Invalid(api.HeaderFencing, "not a token"))
 		}
+		_, _ = fmt.Sscanf(token, "%d.%d.%d", &entry.epoch, &entry.term, &entry.number) // a scrub's has none
 	}
 	switch {
 	case req.Method == http.MethodGet && strings.HasSuffix(req.URL.Path, "/console"):
@@ -407,8 +409,8 @@ func (n *modelNode) carryOut(entry orderLog, body []byte) (int, any, *api.Error,
 	case http.MethodPatch:
 		return n.change(entry, body)
 	case http.MethodDelete:
+		n.barred[entry.id] = max(n.barred[entry.id], entry.number)
 		if n.vms[entry.id] == nil {
-			n.barred[entry.id] = true
 			entry.outcome = "absent"
 			return 0, nil, api.Errorf(api.CodeNotFound, "no VM %s here", entry.id), entry
 		}
@@ -436,7 +438,7 @@ func (n *modelNode) create(entry orderLog, body []byte) (int, any, *api.Error, o
 		return http.StatusCreated, have.Machine, nil, entry
 	}
 	refusal := n.refuse
-	if n.gone[spec.ID].why != "" || n.barred[spec.ID] {
+	if last, ended := n.barred[spec.ID]; ended && entry.number <= last { // a later one is of a VM that comes back
 		refusal = api.Errorf(api.CodeConflict, "VM %s was here and has ended", spec.ID)
 	}
 	if refusal != nil {
@@ -448,7 +450,8 @@ func (n *modelNode) create(entry orderLog, body []byte) (int, any, *api.Error, o
 	if spec.ExpiresInMS != nil {
 		m.deadline = time.Now().Add(time.Duration(*spec.ExpiresInMS) * time.Millisecond)
 	}
-	n.vms[spec.ID], entry.outcome = m, "done"
+	n.vms[spec.ID], n.barred[spec.ID], entry.outcome = m, entry.number, "done"
+	delete(n.gone, spec.ID)
 	return http.StatusCreated, m.Machine, nil, entry
 }
 

@@ -57,7 +57,7 @@ type Daemon struct {
 	mu        sync.Mutex
 	vms       map[string]*vm
 	tombs     map[string]tombstone
-	barred    map[string]mark // ids whose end was ordered before they were made, and when
+	barred    map[string]bar  // ids whose end was ordered before they were made
 	scrubbing bool            // no VM may come
 	copying   map[string]bool // ids of VMs whose saved state is being put in place
 
@@ -90,7 +90,7 @@ func New(cfg Config) (*Daemon, error) {
 		return nil, fmt.Errorf("configuring the node: %w", err)
 	}
 	d := &Daemon{
-		cfg: cfg, log: cfg.Logger.Named("node").With("node", cfg.Name), events: newEvents(), vms: map[string]*vm{}, tombs: map[string]tombstone{}, barred: map[string]mark{},
+		cfg: cfg, log: cfg.Logger.Named("node").With("node", cfg.Name), events: newEvents(), vms: map[string]*vm{}, tombs: map[string]tombstone{}, barred: map[string]bar{},
 		scrubs: newScrubs(), reserved: newReservations(), templates: newTemplates(), idle: newIdle(), copying: map[string]bool{}, steer: steering(cfg.Drivers), closing: make(chan struct{}), ended: make(chan struct{}),
 	}
 	d.refusals, d.under = guard.NewRate(refusalsPerSecond, refusalsBurst, time.Now), guard.NewSlots(requestsAll, requestsAll)
@@ -347,8 +347,8 @@ func (d *Daemon) forgetOld() error {
 			delete(d.tombs, id)
 		}
 	}
-	maps.DeleteFunc(d.barred, func(_ string, since mark) bool {
-		ago, ok := at.since(since)
+	maps.DeleteFunc(d.barred, func(_ string, b bar) bool {
+		ago, ok := at.since(b.since)
 		return ok && ago > keepGone
 	})
 	d.mu.Unlock()
@@ -362,10 +362,10 @@ func (d *Daemon) forgetOld() error {
 func (d *Daemon) bury(v *vm) error {
 	last := v.reported()
 	v.mu.Lock()
-	reason := v.rec.End
+	reason, order := v.rec.End, v.rec.Order
 	v.mu.Unlock()
 	last.State, last.Reason, last.Agent, last.IP = api.StateGone, reason, false, ""
-	t := tombstone{Last: last, Ended: now(d.cfg.Facts), EndedAt: d.wall()}
+	t := tombstone{Last: last, Ended: now(d.cfg.Facts), EndedAt: d.wall(), Order: order}
 	if err := d.store.bury(v.id, t); err != nil {
 		return err
 	}
@@ -424,15 +424,21 @@ func (d *Daemon) list() []*vm {
 	return out
 }
 
-// bar keeps a VM from being made of which this host knows nothing: an order that was given before its end may still
-// be on its way. Such an order does not outlive the daemon, so this need not either.
-func (d *Daemon) bar(id string) error {
+// bar is the end of a VM that is not here.
+type bar struct {
+	since mark
+	order uint64
+}
+
+// bar keeps a VM that is not here from being made by an order that was given before its end and may still be on its way.
+// Such an order does not outlive the daemon, so this need not either.
+func (d *Daemon) bar(id string, order uint64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.vms[id] != nil {
 		return beingMade(id)
 	}
-	d.barred[id] = now(d.cfg.Facts)
+	d.barred[id] = bar{now(d.cfg.Facts), max(order, d.barred[id].order)}
 	return nil
 }
 
@@ -440,11 +446,12 @@ func beingMade(id string) error {
 	return api.Errorf(api.CodeUnavailable, "VM %s is only being made; try again", id)
 }
 
-// endedLocked says that no VM may be made under the id any more.
-func (d *Daemon) endedLocked(id string) bool {
-	_, buried := d.tombs[id]
-	_, barred := d.barred[id]
-	return buried || barred
+// endedLocked says that the VM has ended, and is not to be made by an order from before that. A later order makes it anew:
+// it moved to another host and comes back.
+func (d *Daemon) endedLocked(id string, order uint64) bool {
+	t, buried := d.tombs[id]
+	b, barred := d.barred[id]
+	return buried && (t.Order == 0 || order <= t.Order) || barred && order <= b.order
 }
 
 // find is the VM with the id; not_found without one, unavailable while its create is not decided.

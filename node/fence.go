@@ -30,6 +30,15 @@ type token struct {
 
 const maxToken = 256
 
+// number is the OP as central counts it: a later order of a VM has a higher one. 0 where there is none.
+func (t token) number() uint64 {
+	n, err := strconv.ParseUint(t.op, 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
 func parseToken(text string) (token, error) {
 	bad := api.Invalid(api.HeaderFencing, "%s must be EPOCH.TERM.OP: two whole numbers and the operation's id", api.HeaderFencing)
 	if text == "" {

@@ -69,6 +69,36 @@ func TestACreateThatComesAfterItsEndMakesNothing(t *testing.T) {
 	})
 }
 
+// A VM that moved to another host may come back to this one: its create is a later order than its end was.
+func TestAVMThatEndedIsMadeAnewByALaterOrderOnly(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		h := newHost(t, nil)
+		id := uuid.NewString()
+		vm := "/v1/vms/" + id
+		gone := func() { t.Helper(); h.refused(api.CodeNotFound, "GET", vm, nil) }
+		h.want(201, "POST", "/v1/vms", body(id, nil), fenced("1.5.10")...)
+		h.want(204, "DELETE", vm, nil, fenced("1.5.12")...)
+		for _, old := range []string{"1.5.10", "1.5.12", "1.6.11"} {
+			h.refused(api.CodeConflict, "POST", "/v1/vms", body(id, nil), fenced(old)...)
+		}
+		h.restart()
+		h.refused(api.CodeConflict, "POST", "/v1/vms", body(id, nil), fenced("1.6.12")...)
+		h.refused(api.CodeConflict, "POST", "/v1/vms", body(id, nil)) // an admin's
+		gone()
+		h.want(204, "DELETE", vm, nil, fenced("1.6.20")...) // of a create that has not come yet
+		h.refused(api.CodeConflict, "POST", "/v1/vms", body(id, nil), fenced("1.6.20")...)
+		gone()
+		h.want(201, "POST", "/v1/vms", body(id, nil), fenced("1.6.21")...)
+		h.want(200, "POST", "/v1/vms", body(id, nil), fenced("1.7.21")...) // a repeat
+		h.restart()
+		if m := h.get(id); m.ID != id {
+			t.Errorf("got %+v, want the VM that came back", m)
+		}
+		h.want(204, "DELETE", vm, nil, fenced("1.7.30")...)
+		gone()
+	})
+}
+
 func TestARepeatedOrderIsNotCarriedOutAgain(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		h := newHost(t, nil)

@@ -144,7 +144,7 @@ func (d *Daemon) complete(req *api.MachineRequest) (machine.Driver, error) {
 func (d *Daemon) known(c *call, req api.MachineRequest) (*vm, error) {
 	d.mu.Lock()
 	v := d.vms[req.ID]
-	ended := d.endedLocked(req.ID)
+	ended := d.endedLocked(req.ID, c.token.number())
 	d.mu.Unlock()
 	if v == nil && !ended {
 		return nil, nil
@@ -183,6 +183,7 @@ func (d *Daemon) known(c *call, req api.MachineRequest) (*vm, error) {
 // of the directory from before anything is on record.
 func (d *Daemon) insert(c *call, op string, driver machine.Driver, rec record, from string) (v *vm, fresh bool, err error) {
 	req := rec.Spec
+	rec.Order = c.token.number()
 	if f := c.token.fingerprint(op, c.body); f != "" {
 		rec.Orders = []string{f}
 	}
@@ -197,7 +198,7 @@ func (d *Daemon) insert(c *call, op string, driver machine.Driver, rec record, f
 	v = newVM(d, req.ID, driver, rec)
 	err = d.gate.within(c.token, func() error {
 		d.mu.Lock()
-		if d.vms[req.ID] != nil || d.endedLocked(req.ID) {
+		if d.vms[req.ID] != nil || d.endedLocked(req.ID, c.token.number()) {
 			d.mu.Unlock()
 			v = nil
 			return nil
@@ -407,15 +408,15 @@ func (d *Daemon) deleteVM(c *call) (answer, error) {
 	v, err := d.named(c)
 	if err != nil {
 		if c.token.text != "" && d.buried(mux.Vars(c.Request)["id"]) {
-			if stale := d.gate.within(c.token, func() error { return nil }); stale != nil {
-				return answer{}, stale
+			if not := d.gate.within(c.token, func() error { return d.bar(mux.Vars(c.Request)["id"], c.token.number()) }); not != nil {
+				return answer{}, not
 			}
 			return answer{status: http.StatusNoContent}, nil
 		}
 		var absent *api.Error
 		if c.token.text != "" && errors.As(err, &absent) && absent.Code == api.CodeNotFound {
 			id := mux.Vars(c.Request)["id"]
-			if not := d.gate.within(c.token, func() error { return d.bar(id) }); not != nil {
+			if not := d.gate.within(c.token, func() error { return d.bar(id, c.token.number()) }); not != nil {
 				return answer{}, not
 			}
 		}
@@ -430,7 +431,7 @@ func (d *Daemon) deleteVM(c *call) (answer, error) {
 		}
 		first = true
 		return v.changeLocked("", func(r *record) error {
-			r.Wanted, r.End = api.StateDeleting, "deleted"
+			r.Wanted, r.End, r.Order = api.StateDeleting, "deleted", max(r.Order, c.token.number())
 			return nil
 		})
 	})

@@ -32,6 +32,7 @@ type record struct {
 	Deadline  *deadline          `json:"deadline,omitempty"`
 	Orders    []string           `json:"orders,omitempty"` // fingerprints of the latest orders carried out
 	Execs     []execMark         `json:"execs,omitempty"`  // the latest commands started under a token
+	Order     uint64             `json:"order,omitempty"`  // number of the order that made it, or that ended it
 
 	Saved     bool    `json:"saved,omitempty"`     // the next start goes on from the state saved in the VM's directory
 	Renew     renewal `json:"renew,omitempty"`     // what the guest must be given before it may be handed out
@@ -46,6 +47,7 @@ type tombstone struct {
 	Last    api.ReportedVM `json:"last"`
 	Ended   mark           `json:"ended"`
 	EndedAt api.Time       `json:"ended_at"` // used only when the host booted since
+	Order   uint64         `json:"order,omitempty"`
 }
 
 // keepGone is how long a VM that ended is still reported.
