@@ -192,6 +192,8 @@ func (f *rbac) beatOf(name string) api.Register {
 	out := f.node("n4").facts
 	if n := f.node(name); n != nil {
 		out = n.facts
+	} else {
+		out.UUID = "0198c0de-0000-7000-8000-0000000000ee"
 	}
 	out.Name, out.VMsDigest, out.VMs, out.HasVMs = name, "d", []api.ReportedVM{}, true
 	return out

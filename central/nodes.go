@@ -244,13 +244,12 @@ func (q *request) registerNode() error {
 			return q.send(http.StatusOK, api.RegisterAnswer{OK: true, NextInMS: twinPatience.Milliseconds() / 4, Replicas: q.r.urls()})
 		}
 	}
-	if known == nil || known.URL != facts.URL {
-		if err := ownURL(q.r.state.View(), &facts); err != nil {
-			return err
-		}
-	}
 	if !trusted {
 		if err := q.admit(facts, joining, vouched); err != nil {
+			return err
+		}
+	} else if known.URL != facts.URL {
+		if err := ownURL(q.r.state.View(), &facts); err != nil {
 			return err
 		}
 	}
@@ -299,11 +298,15 @@ func (q *request) admit(facts fsm.Node, joining, vouched bool) error {
 	if joining {
 		body.TokenHash = hashToken(q.caller.secret)
 	}
-	if view := q.r.state.View(); !vouched && view.JoinTokenByHash(body.TokenHash) == nil {
+	view := q.r.state.View()
+	if !vouched && view.JoinTokenByHash(body.TokenHash) == nil {
 		if err := renamed(view, &facts); err != nil {
 			return err
 		}
 		return api.Errorf(api.CodeUnauthenticated, "neither a credential of node %s nor a join token that is good; make one with fluxctl cluster join-token", facts.Name)
+	}
+	if err := ownURL(view, &facts); err != nil {
+		return err
 	}
 	_, err := g.propose(q.Context(), fsm.KindRegisterNode, "node/"+facts.Name, nil, body)
 	if err == nil {
