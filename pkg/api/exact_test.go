@@ -3,6 +3,7 @@ package api
 import (
 	"encoding/json"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -64,6 +65,32 @@ func BenchmarkDecodeBeat(b *testing.B) {
 	for b.Loop() {
 		if err := Decode(raw, &Register{}); err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+func TestReportsAreBounded(t *testing.T) {
+	for what, change := range map[string]func(*Register){
+		"backends":              func(r *Register) { r.Backends = make([]string, 17) },
+		"the name of a backend": func(r *Register) { r.Backends = []string{strings.Repeat("x", 129)} },
+		"images":                func(r *Register) { r.Images = make([]string, 4097) },
+		"the path of an image":  func(r *Register) { r.Images = []string{strings.Repeat("x", 1025)} },
+		"the version":           func(r *Register) { r.Version = strings.Repeat("x", 129) },
+		"the digest":            func(r *Register) { r.VMsDigest = strings.Repeat("x", 129) },
+		"an id with a path":     func(r *Register) { r.VMs = []ReportedVM{{ID: "../../etc"}} },
+		"an id that is a path":  func(r *Register) { r.VMs = []ReportedVM{{ID: ".."}} },
+		"a VM without id":       func(r *Register) { r.VMs = []ReportedVM{{}} },
+		"less than no memory":   func(r *Register) { r.VMs = []ReportedVM{{ID: "a", MemoryMiB: -1}} },
+		"a state":               func(r *Register) { r.VMs = []ReportedVM{{ID: "a", State: VMState(strings.Repeat("x", 129))}} },
+		"a word of confinement": func(r *Register) { r.Confinement = map[string][]string{"vz": {strings.Repeat("x", 129)}} },
+	} {
+		r := sampleBeat()
+		if err := r.Check(); err != nil {
+			t.Fatal(err)
+		}
+		change(&r)
+		if err := r.Check(); err == nil {
+			t.Errorf("%s: taken", what)
 		}
 	}
 }

@@ -464,8 +464,8 @@ func (r *Register) Check() error {
 // checkLists bounds what a report lists: it is kept in memory, some of it in the log, and ids are parts of paths.
 func (r *Register) checkLists() error {
 	const mostBackends, mostImages, longestWord, longestPEM = 16, 4096, 128, 16 << 10
-	if len(r.Backends) > mostBackends || len(r.Images) > mostImages {
-		return Invalid("images", "backends may hold %d entries and images %d at most", mostBackends, mostImages)
+	if len(r.Backends) > mostBackends || len(r.Images) > mostImages || len(r.Confinement) > mostBackends {
+		return Invalid("backends", "backends and confinement may hold %d entries and images %d at most", mostBackends, mostImages)
 	}
 	err := first(checkText("version", r.Version, longestWord, false), checkText("vms_digest", r.VMsDigest, longestWord, false), checkText("credential", r.Credential, 2*longestWord, false))
 	if len(r.CertificateRequest) > longestPEM {
@@ -476,6 +476,14 @@ func (r *Register) checkLists() error {
 	}
 	for _, b := range r.Backends {
 		err = first(err, checkText("backends", b, longestWord, true))
+	}
+	for backend, words := range r.Confinement {
+		if len(backend)+len(words) > longestWord || strings.ContainsFunc(backend, func(r rune) bool { return r < 0x20 }) {
+			err = first(err, Invalid("confinement", "confinement must name backends and hold %d words at most", longestWord))
+		}
+		for _, word := range words {
+			err = first(err, checkText("confinement", word, longestWord, false))
+		}
 	}
 	for _, path := range r.Images { // a driver names them, in whatever characters its host has
 		if len(path) > maxPath {
