@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/fluxvm/fluxvm/fsm"
 	"github.com/fluxvm/fluxvm/pkg/api"
@@ -17,6 +18,7 @@ const (
 	reasonForced   = "its node was drained by force"
 	maxBlockers    = 50
 	movesAtOnce    = 8 // VMs that a host ends at a time so that they boot elsewhere
+	afterParking   = 20 * time.Second
 )
 
 // fate is what a drain does with a VM.
@@ -83,7 +85,7 @@ func (g *reign) drain(ctx context.Context, view fsm.View) error {
 
 // moveOff has a host end VMs for which others have room; they boot there once it has. It gives those that fit nowhere.
 func (g *reign) moveOff(ctx context.Context, view fsm.View, node *fsm.Node, rows []*fsm.VM) (stuck []string, err error) {
-	body, taken, under := fsm.RelocateVMs{Node: node.Name}, map[string]load{}, 0
+	body, taken, under := fsm.RelocateVMs{Node: node.Name, Keep: true}, map[string]load{}, 0
 	why := map[string]string{}
 	for _, row := range rows {
 		if row.Move == "" {
@@ -135,15 +137,36 @@ func (g *reign) elsewhere(view fsm.View, row *fsm.VM, taken map[string]load) (ca
 // relocate boots a VM elsewhere that has ended on the host that it moves off.
 func (o *orders) relocate(row *fsm.VM) (settled, bool) {
 	g := o.reign
+	if o.isParked(row.ID) {
+		return settled{waits: true}, false
+	}
 	candidates, _, reasons := g.elsewhere(g.view(), row, nil)
 	if len(candidates) == 0 {
 		return settled{open: fmt.Errorf("no host takes the VM that moves off node %s: %s", row.Node, inWords(reasons))}, true
 	}
-	result, err := g.propose(g.ctx, fsm.KindRelocateVMs, actorCentral, nil, fsm.RelocateVMs{Node: row.Node, VMs: []fsm.LostVM{{ID: row.ID, Candidates: candidates}}})
+	result, err := g.propose(g.ctx, fsm.KindRelocateVMs, actorCentral, nil, fsm.RelocateVMs{Node: row.Node, Keep: true, VMs: []fsm.LostVM{{ID: row.ID, Candidates: candidates}}})
 	if placed, ok := result.Value.([]string); err != nil || !ok || len(placed) == 0 {
 		return settled{open: cmp.Or(err, errors.New("the hosts filled up meanwhile"))}, true
 	}
 	return settled{}, false
+}
+
+// park notes that no host takes a VM that is to boot anew: they are not asked again before some time has passed.
+func (o *orders) park(id string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.parked[id] = o.reign.r.wall().Add(afterParking)
+}
+
+func (o *orders) isParked(id string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	until, known := o.parked[id]
+	if known && !o.reign.r.wall().Before(until) {
+		delete(o.parked, id)
+		return false
+	}
+	return known
 }
 
 // stuckMoves are VMs that a drain would move and no host takes, with the counted reasons, by their nodes.

@@ -136,6 +136,39 @@ func TestAVMThatDrainsMoveComesBackToItsHost(t *testing.T) {
 	})
 }
 
+func TestAMovedVMThatHostsRefuseWaitsForOne(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
+		r.ready("n1", "n2")
+		one := r.launch(r.leader(), body{"name": "mobile", "image": "tiny", "reschedulable": true})
+		id := one.VM.ID
+		r.running(id)
+		r.moves(id)
+		other := r.node("n1")
+		if one.Node == "n1" {
+			other = r.node("n2")
+		}
+		other.with(func() { other.refuse = api.Errorf(api.CodeHostPressure, "under pressure") })
+		asked := len(other.log())
+		r.insist("POST", "/fleet/nodes/"+one.Node+"/drain", nil, "drain")
+		r.wait(2 * time.Minute)
+		v := r.row(id)
+		if v == nil || v.State != api.StateStopped || !strings.Contains(v.Reason, "under pressure") {
+			t.Fatalf("while no host takes it it is %+v", v)
+		}
+		if n := len(other.log()) - asked; n < 2 || n > 15 {
+			t.Errorf("the host was asked %d times in two minutes", n)
+		}
+		if got := r.call(r.leader(), "PATCH", "/fleet/vms/mobile", body{"labels": body{"a": "b"}}); got.status != 200 {
+			t.Errorf("changing it: %s", got)
+		}
+		other.with(func() { other.refuse = nil })
+		r.eventually("it to run there", time.Minute, func() bool {
+			v := r.row(id)
+			return v != nil && v.State == api.StateRunning && v.Node == other.name && !v.Again
+		})
+	})
+}
+
 func TestAForcedDrainEndsWhatHasLeftItsHostAndFitsNowhere(t *testing.T) {
 	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2")

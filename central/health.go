@@ -219,7 +219,7 @@ func (g *reign) verify(ctx context.Context) {
 
 // lose settles some VMs of a lost host. Those that may boot elsewhere are spread over what the ones before will take.
 func (g *reign) lose(ctx context.Context, node string, ids []string) error {
-	view, taken, body := g.view(), map[string]load{}, fsm.LoseVMs{Node: node}
+	view, taken, body := g.view(), map[string]load{}, fsm.LoseVMs{Node: node, Keep: true}
 	for _, id := range ids {
 		row := view.VM(id)
 		if row == nil {

@@ -36,6 +36,7 @@ type orders struct {
 	confirmed map[string]uint64    // the order a node confirmed for a VM, while that is not committed
 	doubtful  map[string]string    // the node that may have made a VM, though its answer did not arrive
 	absent    map[string]time.Time // when a node first said that it does not have a VM, while its list is awaited
+	parked    map[string]time.Time // VMs that wait to boot anew, as all hosts refused them, until when
 	busy      map[string]bool      // what else is being done, by name
 	closed    bool
 	running   sync.WaitGroup
@@ -58,7 +59,7 @@ type settled struct {
 }
 
 func newOrders(r *reign) *orders {
-	return &orders{reign: r, active: map[string]*order{}, confirmed: map[string]uint64{}, doubtful: map[string]string{}, absent: map[string]time.Time{}, busy: map[string]bool{}}
+	return &orders{reign: r, active: map[string]*order{}, confirmed: map[string]uint64{}, doubtful: map[string]string{}, absent: map[string]time.Time{}, parked: map[string]time.Time{}, busy: map[string]bool{}}
 }
 
 // close waits for the orders under way; no more are given.
@@ -159,6 +160,7 @@ func (o *orders) bring(id string) (out settled) {
 		if row == nil || !row.NeedsOrder() || o.isConfirmed(row) {
 			o.mu.Lock()
 			delete(o.absent, id)
+			delete(o.parked, id)
 			o.mu.Unlock()
 			out.open = nil
 			return out
@@ -317,6 +319,9 @@ func (o *orders) create(row *fsm.VM, node *fsm.Node, b *beat) (settled, bool) {
 	moved, err := o.reign.move(row, refusal, why)
 	if err != nil {
 		return settled{open: err}, true
+	}
+	if moved.VM != nil && moved.VM.Move == fsm.MoveEnded {
+		o.park(row.ID)
 	}
 	return settled{ended: moved.Ended}, false
 }

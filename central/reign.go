@@ -124,7 +124,7 @@ func (g *reign) move(row *fsm.VM, refusal, why string) (fsm.Moved, error) {
 	if len(row.Tried)+1 >= rankings*maxCandidates {
 		candidates = nil
 	}
-	result, err := g.propose(g.ctx, fsm.KindMoveVM, "central", nil, fsm.MoveVM{ID: row.ID, From: row.Node, Refusal: refusal, Why: why, Candidates: candidates, Reasons: reasons})
+	result, err := g.propose(g.ctx, fsm.KindMoveVM, "central", nil, fsm.MoveVM{ID: row.ID, From: row.Node, Refusal: refusal, Why: why, Candidates: candidates, Reasons: reasons, Keep: true})
 	return moved(result, err)
 }
 

@@ -207,6 +207,7 @@ type LoseNode struct {
 type LoseVMs struct {
 	Node string   `json:"node"`
 	VMs  []LostVM `json:"vms"`
+	Keep bool     `json:"keep,omitempty"` // note of those that boot anew that they do
 }
 
 // LostVM is one of them. Candidates are where it may boot anew, if it may, best first.
@@ -220,6 +221,7 @@ type LostVM struct {
 type RelocateVMs struct {
 	Node string   `json:"node"`
 	VMs  []LostVM `json:"vms"`
+	Keep bool     `json:"keep,omitempty"` // note of those that boot anew that they do
 }
 
 // UpdateNodes takes over changed facts of known hosts, many at once.
@@ -335,6 +337,7 @@ type MoveVM struct {
 	Refusal    string         `json:"refusal"`
 	Candidates []string       `json:"candidates"`
 	Reasons    map[string]int `json:"reasons,omitempty"`
+	Keep       bool           `json:"keep,omitempty"` // a VM that boots anew waits for a host rather than end
 }
 
 // FailHandOver says that a node could not hand over a claimed spare. Its launch goes on as a new VM.

@@ -394,6 +394,9 @@ func (t *tx) moveVM(c MoveVM) (any, error) {
 		t.follow(&row)
 		return Moved{VM: &row}, nil
 	}
+	if c.Keep && have.Again {
+		return Moved{VM: t.park(have, c.Refusal)}, nil
+	}
 	return Moved{Ended: t.giveUp(have, c)}, nil
 }
 

@@ -71,7 +71,7 @@ func (t *tx) loseVMs(c LoseVMs) (any, error) {
 		case v.State == api.StateDeleting:
 			t.putVM(v, nil)
 		case v.isUntold():
-		case v.Reschedulable && t.reschedule(v, lost.Candidates):
+		case v.Reschedulable && t.reschedule(v, lost.Candidates, c.Keep):
 			placed = append(placed, v.ID)
 		case v.State != api.StateLost:
 			row := *v
@@ -84,7 +84,7 @@ func (t *tx) loseVMs(c LoseVMs) (any, error) {
 }
 
 // reschedule boots a VM that its host no longer runs, or is lost with, anew on the first candidate that fits.
-func (t *tx) reschedule(v *VM, candidates []string) bool {
+func (t *tx) reschedule(v *VM, candidates []string, note bool) bool {
 	row := *v
 	if row.Launch == nil { // from before launches of such VMs were kept
 		row.Launch = &Launch{Tenant: v.Tenant, Name: v.Name, Image: v.Image, VCPUs: v.VCPUs, MemoryMiB: v.MemoryMiB, DiskGiB: v.DiskGiB, Resched: true}
@@ -94,6 +94,7 @@ func (t *tx) reschedule(v *VM, candidates []string) bool {
 		return false
 	}
 	row.Reason, row.IP, row.RunningAt, row.ReadyAt, row.Tried, row.TriedFor, row.Down, row.Move = "", "", 0, 0, nil, nil, false, ""
+	row.Again = note
 	row.Claim = row.Launch.claimAgain(row.Claim)
 	row.Backend = node.Backend(row.Launch.Backend)
 	t.place(&row, node)

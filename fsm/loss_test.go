@@ -243,3 +243,40 @@ func TestAFaultIsShownAndGoesWithHealth(t *testing.T) {
 		t.Errorf("got %+v, want it without fault", n)
 	}
 }
+
+func TestAVMThatBootsAnewWaitsWhereNoHostTakesItAndALaunchEnds(t *testing.T) {
+	for _, c := range []struct{ note, keep, again, waits bool }{{true, true, true, true}, {true, true, false, false}, {false, true, true, false}, {true, false, true, false}} {
+		f := newFleet(t)
+		for _, n := range []string{"n1", "n2"} {
+			f.node(n)
+		}
+		f.image("img")
+		f.launched("x", "k", Launch{Name: "mobile", Image: "img", Resched: true}, "n1")
+		if c.again {
+			f.report("x", api.StateRunning)
+			yes := true
+			f.do(KindPatchNode, PatchNode{Name: "n1", Cordoned: &yes, Draining: &yes, By: "operator"})
+			move := RelocateVMs{Node: "n1", VMs: []LostVM{{ID: "x", Candidates: []string{"n2"}}}, Keep: c.note}
+			f.do(KindRelocateVMs, move)
+			f.do(KindReportVMs, ReportVMs{Reports: []VMReport{{ID: "x", Node: "n1", State: api.StateGone}}})
+			f.do(KindRelocateVMs, move)
+		}
+		f.do(KindMoveVM, MoveVM{ID: "x", From: f.vm("x").Node, Refusal: "full", Why: api.WhyMemory, Keep: c.keep})
+		v := f.view().VM("x")
+		if (v != nil) != c.waits {
+			t.Fatalf("%+v: it is %+v", c, v)
+		}
+		if v == nil {
+			continue
+		}
+		if v.State != api.StateStopped || v.Move != MoveEnded || !v.NeedsOrder() || f.view().Use("n2").MemoryMiB != 0 || f.view().Operation("", "k") == nil {
+			t.Errorf("it is %+v, on a host with %+v", v, f.view().Use("n2"))
+		}
+		if f.do(KindRelocateVMs, RelocateVMs{Node: "n2", VMs: []LostVM{{ID: "x", Candidates: []string{"n2"}}}, Keep: true}); f.vm("x").State != api.StatePlaced || !f.vm("x").Again {
+			t.Errorf("once there is room: %+v", f.vm("x"))
+		}
+		if f.report("x", api.StateRunning); f.vm("x").Again || f.vm("x").State != api.StateRunning {
+			t.Errorf("once it runs: %+v", f.vm("x"))
+		}
+	}
+}

@@ -34,7 +34,7 @@ func (m *model) loseVMs(*rapid.T) {
 		m.send(KindNodeHealth, NodeHealth{Changes: []NodeChange{{Name: node, State: api.NodeUnreachable}}})
 		m.send(KindNodeHealth, NodeHealth{Changes: []NodeChange{{Name: node, State: api.NodeLost}}})
 	}
-	c := LoseVMs{Node: node}
+	c := LoseVMs{Node: node, Keep: true}
 	for v := range m.f.view().VMs("") {
 		if v.Node == node || m.chance(6, "of another host") {
 			c.VMs = append(c.VMs, LostVM{ID: v.ID, Candidates: m.candidates()})
@@ -119,7 +119,7 @@ func (m *model) relocateVMs(*rapid.T) {
 	if !n.Draining && m.chance(2, "drain first") {
 		m.send(KindPatchNode, PatchNode{Name: node, Action: "POST /fleet/nodes/{name}/drain", Cordoned: new(true), Draining: new(true), Drain: &DrainHost{}})
 	}
-	c := RelocateVMs{Node: node}
+	c := RelocateVMs{Node: node, Keep: true}
 	for v := range m.f.view().VMs("") {
 		if v.Node == node || m.chance(6, "of another host") {
 			c.VMs = append(c.VMs, LostVM{ID: v.ID, Candidates: m.candidates()})

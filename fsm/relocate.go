@@ -12,6 +12,8 @@ const (
 const (
 	reasonMoves = "its node is draining: it is ended there and boots elsewhere"
 	reasonMoved = "it has ended on its node, which was drained, and boots elsewhere as soon as a host has room"
+
+	reasonParked = "it is to boot anew, and no host takes it now"
 )
 
 // MayMove says that a drain boots the VM elsewhere. One that is stopped or has failed is left to whoever made it.
@@ -29,7 +31,7 @@ func (t *tx) relocateVMs(c RelocateVMs) (any, error) {
 		switch {
 		case n == nil || n.Adopting || v == nil || v.Node != c.Node || !v.Live():
 		case v.Move == MoveEnded:
-			if t.reschedule(v, one.Candidates) {
+			if t.reschedule(v, one.Candidates, c.Keep) {
 				placed = append(placed, v.ID)
 			}
 		case v.Move == "" && n.Draining && v.MayMove() && t.firstFit(one.Candidates, nil, t.needElsewhere(v)) != nil:
@@ -51,6 +53,17 @@ func (t *tx) movedOff(v *VM) {
 	row := *v
 	row.Move, row.State, row.Reason, row.Down, row.IP = MoveEnded, api.StateStopped, reasonMoved, true, ""
 	t.putVM(v, &row)
+}
+
+// park keeps a VM that was to boot anew and that no host takes: it waits for one like any that has ended on its host.
+func (t *tx) park(v *VM, refusal string) *VM {
+	row := *v
+	row.Move, row.State, row.Reason, row.Down, row.Tried, row.TriedFor = MoveEnded, api.StateStopped, reasonParked, true, nil, nil
+	if refusal != "" {
+		row.Reason += "; the last one said: " + refusal
+	}
+	t.putVM(v, &row)
+	return &row
 }
 
 // needElsewhere is what a VM that boots anew needs of its next host.

@@ -190,6 +190,7 @@ type VM struct {
 	Launch   *Launch  `json:"launch,omitempty"`    // what was asked, while it may have to boot elsewhere: until a node has it, or always
 	Boot     *Boot    `json:"boot,omitempty"`      // what the create order carries beyond the columns above
 	Move     string   `json:"move,omitempty"`      // how far it is on its way off a host that is drained
+	Again    bool     `json:"again,omitempty"`     // it has been on another host, and its present one has not confirmed it
 	Scope    string   `json:"scope,omitempty"`     // of the operation that asked for it
 	Key      string   `json:"key,omitempty"`
 }

@@ -205,7 +205,7 @@ func (t *tx) report(r *VMReport) {
 	row := *have
 	// An order that never was cannot be confirmed; while a claim can be given, only one that gave it counts.
 	if r.Told > row.Told && r.Told <= row.Order && (row.Claim == nil || row.ReadyAt == 0 || r.Claimed) {
-		row.Told = r.Told
+		row.Told, row.Again = r.Told, false
 		if !row.Reschedulable {
 			row.Boot = nil
 		}
