@@ -54,6 +54,9 @@ func observeRow(view fsm.View, row *fsm.VM, b *beat, now time.Time) (news fsm.VM
 	if vm == nil {
 		return fsm.VMReport{ID: row.ID, Node: row.Node, State: api.StateGone, Reason: "its node no longer has it"}, gone(row, b, now)
 	}
+	if vm.State == api.StateGone && row.Reschedulable && row.State != api.StateDeleting && !goneAgain(row, b, now) {
+		return news, false
+	}
 	delete(b.missing, row.ID)
 	news, ok = differs(row, vm)
 	if !ok || row.State == api.StateLost && news.State != api.StateGone && !view.MayReturn(row) {
@@ -76,6 +79,17 @@ func gone(row *fsm.VM, b *beat, now time.Time) bool {
 		return false
 	}
 	return b.at.After(since) && now.Sub(since) >= missingFor
+}
+
+// goneAgain says that the end of a VM that may move is of its present stay on the node: the list may be from before it came
+// back there, and still tell of the end of its last stay. A list that was heard well after this was first seen is not.
+func goneAgain(row *fsm.VM, b *beat, now time.Time) bool {
+	since, known := b.missing[row.ID]
+	if !known {
+		b.missing[row.ID] = now
+		return false
+	}
+	return b.at.Sub(since) >= missingFor
 }
 
 // differs says what a node shows of a VM that its row does not.
