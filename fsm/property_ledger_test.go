@@ -104,7 +104,7 @@ func (m *model) auditBills(before, after View) {
 			if end < now {
 				m.saw("billed until heard")
 			}
-		case vm == nil && b.ended[id] > 0:
+		case b.ended[id] > 0: // of one that moves the row stays
 			end = max(was.since, now-b.ended[id])
 			m.saw("ended a while ago")
 		}
