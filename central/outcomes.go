@@ -12,7 +12,7 @@ import (
 
 const (
 	maxReports    = 128                   // in one command
-	outcomeGather = 10 * time.Millisecond // how long a piece of news may wait for others, while nobody waits for it
+	outcomeGather = 100 * time.Millisecond // how long a piece of news may wait for others, while nobody waits for it
 )
 
 // outcomes commits what nodes confirmed and showed, many at a time, behind the answers that they led to. What is

@@ -32,7 +32,7 @@ func (g *reign) loops() []loop {
 		return nil
 	}
 	return []loop{
-		{"pool", g.r.cfg.PoolInterval, g.poolPoke, g.passPools, changesGather},
+		{"pool", g.r.cfg.PoolInterval, g.poolPoke, g.passPools, fillGather},
 		{"vm", vmPeriod, g.vmPoke, g.passVMs, changesGather},
 		{"lease", leasePeriod, g.leasePoke, g.passLeases, 0},
 		{"node", nodePeriod, g.nodePoke, g.passNodes, 0},
@@ -82,6 +82,7 @@ const (
 	sweepLeast  = 64 // nodes in a period
 
 	changesGather = 20 * time.Millisecond // what changes in it is looked at together
+	fillGather    = 100 * time.Millisecond // so long a pool waits for its refill: little beside a boot, and claims go on meanwhile
 )
 
 // observeRows looks at the rows of VMs that changed, and at all of a node whose own row did.
