@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	maxReports    = 128                   // in one command
+	maxReports    = 128                    // in one command
 	outcomeGather = 100 * time.Millisecond // how long a piece of news may wait for others, while nobody waits for it
 )
 

@@ -81,7 +81,7 @@ const (
 	sweepParts  = 10 // in as many periods all nodes are swept
 	sweepLeast  = 64 // nodes in a period
 
-	changesGather = 20 * time.Millisecond // what changes in it is looked at together
+	changesGather = 20 * time.Millisecond  // what changes in it is looked at together
 	fillGather    = 100 * time.Millisecond // so long a pool waits for its refill: little beside a boot, and claims go on meanwhile
 )
 
