@@ -220,6 +220,8 @@ func (o *orders) step(row *fsm.VM) (out settled, again bool) {
 		return out, false
 	case node == nil || b == nil && node.State != api.NodeLost:
 		return settled{open: fmt.Errorf("node %s was not heard yet", row.Node)}, true
+	case b != nil && b.vms == nil && node.State != api.NodeLost: // a new one may have no certificate yet, and answers nobody
+		return settled{open: fmt.Errorf("node %s has not listed its VMs yet", row.Node)}, true
 	case node.Adopting && node.State != api.NodeLost:
 		return settled{open: fmt.Errorf("node %s has not been heard since the restore", row.Node)}, true
 	}

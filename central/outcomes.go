@@ -11,8 +11,9 @@ import (
 )
 
 const (
-	maxReports    = 128                    // in one command
-	outcomeGather = 100 * time.Millisecond // how long a piece of news may wait for others, while nobody waits for it
+	maxReports     = 128                    // in one command
+	outcomeGather  = 10 * time.Millisecond  // how long a piece of news may wait for others, while nobody waits for it
+	handOverGather = 100 * time.Millisecond // and that a VM was handed over
 )
 
 // outcomes commits what nodes confirmed and showed, many at a time, behind the answers that they led to. What is
@@ -81,30 +82,41 @@ func (o *outcomes) run(ctx context.Context) {
 
 // gather waits a moment for more, unless somebody waits, and takes all that is there.
 func (o *outcomes) gather(ctx context.Context, batch []outcome) []outcome {
-	late := time.NewTimer(outcomeGather)
+	late := time.NewTimer(patience(batch[0]))
 	defer late.Stop()
+	began := time.Now()
 	for len(batch) < maxReports {
+		var next outcome
 		select {
-		case next := <-o.queue:
-			batch = append(batch, next)
-			continue
+		case next = <-o.queue:
 		default:
+			if o.await.Load() > 0 {
+				return batch
+			}
+			select {
+			case next = <-o.queue:
+			case <-o.hurried:
+				continue
+			case <-late.C:
+				return batch
+			case <-ctx.Done():
+				return batch
+			}
 		}
-		if o.await.Load() > 0 {
-			break
+		batch = append(batch, next)
+		if patience(next) < handOverGather {
+			late.Reset(outcomeGather - time.Since(began))
 		}
-		select {
-		case next := <-o.queue:
-			batch = append(batch, next)
-			continue
-		case <-o.hurried:
-			continue
-		case <-late.C:
-		case <-ctx.Done():
-		}
-		break
 	}
 	return batch
+}
+
+// patience is how long a piece of news may wait for others. That a hand-over was confirmed changes no bill and no answer.
+func patience(one outcome) time.Duration {
+	if one.report.ClaimMS != nil {
+		return handOverGather
+	}
+	return outcomeGather
 }
 
 // commitAll commits the reports as one command, or as several where one would be too large: what one node says at

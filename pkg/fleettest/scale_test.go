@@ -474,17 +474,22 @@ func (s *scale) idle(nodes int) {
 		pauseFor(s.ctx, 12*time.Second) // every node has reported once more
 		return settled == was
 	})
-	before, _ := s.used(s.parts[leader])
-	began := time.Now()
-	pauseFor(s.ctx, 22*time.Second) // every node reports twice
-	after, rss := s.used(s.parts[leader])
-	share := float64(after-before) / float64(time.Since(began))
-	entries := s.commands(leader) - settled
-	s.t.Logf("%6d idle nodes: the leader takes %.1f %% of a core (%.1f µs a second and node) and %d MiB (%d KiB a node); beats made %.0f log entries",
-		nodes, 100*share, 1e6*share/float64(nodes), rss/1024, rss/nodes, entries)
-	if entries != 0 {
-		s.t.Errorf("%.0f log entries in an idle fleet, want none", entries)
+	entries := 0.0
+	for range 3 { // what beats make, they make each time; a host that a busy machine kept silent makes an entry once
+		before, _ := s.used(s.parts[leader])
+		began := time.Now()
+		pauseFor(s.ctx, 22*time.Second) // every node reports twice
+		after, rss := s.used(s.parts[leader])
+		share := float64(after-before) / float64(time.Since(began))
+		now := s.commands(leader)
+		entries, settled = now-settled, now
+		s.t.Logf("%6d idle nodes: the leader takes %.1f %% of a core (%.1f µs a second and node) and %d MiB (%d KiB a node); beats made %.0f log entries",
+			nodes, 100*share, 1e6*share/float64(nodes), rss/1024, rss/nodes, entries)
+		if entries == 0 {
+			return
+		}
 	}
+	s.t.Errorf("%.0f log entries in an idle fleet, want none", entries)
 }
 
 // failover kills the leader and waits until the next one has heard every node.
