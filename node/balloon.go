@@ -185,7 +185,7 @@ func (v *vm) moveBalloon(r *run, device machine.Ballooner) {
 			set = max(0, actual)
 		}
 		v.mu.Lock()
-		if r.balloon.target != goal {
+		if r.balloon.target != goal || r.paused { // a paused guest follows when it runs again
 			goal, moved = r.balloon.target, time.Now()
 		}
 		there := err == nil && set == goal && follows

@@ -111,6 +111,21 @@ func TestAnInterruptedInflationGoesOnAfterARestart(t *testing.T) {
 	})
 }
 
+func TestAPausedGuestFollowsItsBalloonWhenItRunsAgain(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		h := newHost(t, nil)
+		id := h.boot(fields{"memory_mib": 1024})
+		h.want(200, "POST", "/v1/vms/"+id+"/pause", nil)
+		h.setBalloon(id, 300)
+		passes(10 * followWithin)
+		if b := h.balloon(id); b.Driver != "" || b.TargetMiB != 300 || *b.ActualMiB != 0 {
+			t.Errorf("while it is paused: got %+v (actual %d), want that it is waited for", b, *b.ActualMiB)
+		}
+		h.want(200, "POST", "/v1/vms/"+id+"/resume", nil)
+		h.awaitBalloon(id, func(b api.Balloon) bool { return *b.ActualMiB == 300 && b.Driver == "" })
+	})
+}
+
 func TestAGuestThatDoesNotFollowIsSaidSo(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		h := newHost(t, nil)

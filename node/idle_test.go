@@ -109,6 +109,21 @@ func TestABalloonSetByHandIsLeftAlone(t *testing.T) {
 	})
 }
 
+func TestABootIsNoIdleness(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		h := idleHost(t)
+		id := uuid.NewString()
+		h.want(201, "POST", "/v1/sandboxes", body(id, fields{"image": "sim:?boot_ms=50&agent_ms=290000"}))
+		passes(291 * time.Second)
+		passes(4 * time.Minute)
+		if m := h.get(id); m.State != api.StateRunning {
+			t.Errorf("four minutes after its agent answered it is %s, want running", m.State)
+		}
+		passes(time.Minute + 20*time.Second)
+		h.awaitState(id, api.StatePaused)
+	})
+}
+
 func TestASandboxIdleForLongIsPausedUntilACallNeedsIt(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		h := idleHost(t)

@@ -306,6 +306,7 @@ func (v *vm) awaitAgent(ctx context.Context, r *run) {
 	claimer, can := r.Machine.(machine.Claimer)
 	v.rec.CanClaim = can && claimer.CanClaim()
 	v.rec.Agent, v.rec.ReadyAt, v.rec.Renew = true, v.d.wall(), renewNothing
+	v.touched = time.Now() // a boot is no idleness
 	v.d.reserved.release(v.id)
 	v.keepLocked()
 }

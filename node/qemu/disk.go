@@ -24,6 +24,9 @@ type diskImage struct {
 	bytes  int64  // what the guest sees
 }
 
+// importedDisk is the disk of an image that was imported: such an image is a directory.
+const importedDisk = "disk.img"
+
 const (
 	formatQCOW2 = "qcow2"
 	formatRaw   = "raw"
@@ -62,6 +65,9 @@ func openDisk(path string) (diskImage, error) {
 	}
 	if !filepath.IsAbs(path) {
 		return refuse("must be an absolute path on the host")
+	}
+	if imported := filepath.Join(path, importedDisk); isFile(imported) {
+		path = imported
 	}
 	f, err := os.Open(path)
 	if err != nil {

@@ -72,8 +72,23 @@ func TestAnImageThatNamesAnotherFileIsRefused(t *testing.T) {
 			t.Errorf("%s: got %+v, %v; want %s of 3 MiB", name, got, err, format)
 		}
 	}
+	for name, of := range map[string]string{"imported": "plain", "imported-overlay": "overlay"} {
+		raw, err := os.ReadFile(at(of))
+		if err == nil {
+			err = os.Mkdir(at(name), 0o700)
+		}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(at(name), importedDisk), raw, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := openDisk(at("imported")); err != nil || got.path != filepath.Join(at("imported"), importedDisk) || got.format != formatQCOW2 {
+		t.Errorf("an imported disk: got %+v, %v", got, err)
+	}
 	for name, why := range map[string]string{
-		"overlay": "backing file", "old-overlay": "backing file", "elsewhere": "another file", "vmdk": "is vmdk", "vdi": "is vdi", "qed": "is qed",
+		"imported-overlay": "backing file", "overlay": "backing file", "old-overlay": "backing file", "elsewhere": "another file", "vmdk": "is vmdk", "vdi": "is vdi", "qed": "is qed",
 		"empty": "neither", "odd": "neither", "cut": "cut off", "unknown": "not known", "endless": "cut off", "crypt": "encrypted", "absent": "cannot be read", ".": "must be a qcow2 or raw file",
 	} {
 		_, err := openDisk(at(name))

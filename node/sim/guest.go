@@ -22,6 +22,7 @@ type life struct {
 	RunningSince time.Time `json:"running_since"`
 	Paused       bool      `json:"paused"`
 	BalloonMiB   int64     `json:"balloon_mib,omitempty"` // what its device was told
+	GivenMiB     int64     `json:"given_mib,omitempty"`   // what it had given up when it was paused
 }
 
 // guest is one machine.
@@ -154,6 +155,9 @@ func (g *guest) setPaused(paused bool) error {
 	defer g.mu.Unlock()
 	if g.ended {
 		return errors.New("the sim machine has ended")
+	}
+	if paused && !g.life.Paused {
+		g.life.GivenMiB = g.givenLocked()
 	}
 	g.life.Paused = paused
 	return g.save()

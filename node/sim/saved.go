@@ -14,17 +14,24 @@ import (
 	"github.com/fluxvm/fluxvm/node/machine"
 )
 
-// Balloon is what the guest has given up, as its image says that it follows.
+// Balloon is what the guest has given up, as its image says that it follows. One that is paused follows nothing.
 func (g *guest) Balloon(context.Context) (int64, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if g.life.Paused {
+		return g.life.GivenMiB, nil
+	}
+	return g.givenLocked(), nil
+}
+
+func (g *guest) givenLocked() int64 {
 	switch g.img.balloon {
 	case balloonAbsent:
-		return 0, nil
+		return 0
 	case balloonStuck:
-		return min(g.life.BalloonMiB, g.spec.MemoryMiB/8), nil
+		return min(g.life.BalloonMiB, g.spec.MemoryMiB/8)
 	}
-	return g.life.BalloonMiB, nil
+	return g.life.BalloonMiB
 }
 
 // SetBalloon tells the device its size.
