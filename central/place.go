@@ -103,19 +103,6 @@ func judge(view fsm.View, of func(node string) weather, n need, taken map[string
 	return fits, others
 }
 
-// rank gives the names of the hosts that can take the need, best first, and counts the others by what keeps each from it.
-func rank(view fsm.View, of func(node string) weather, n need, taken map[string]load) (candidates []string, reasons map[string]int) {
-	fits, others := judge(view, of, n, taken)
-	reasons = map[string]int{}
-	for _, o := range others {
-		reasons[o.why]++
-	}
-	for _, f := range fits[:min(len(fits), maxCandidates)] {
-		candidates = append(candidates, f.name)
-	}
-	return candidates, reasons
-}
-
 // exclude names what keeps a host from taking the need; empty if nothing does. limit is how many VMs a host may start at
 // a time.
 func (f *hostFacts) exclude(n *need, taken load, limit int) string {

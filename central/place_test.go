@@ -269,3 +269,16 @@ func TestImportedImagesAreWantedWhereTheyAreReported(t *testing.T) {
 		}
 	}
 }
+
+// rank is hosts.rank on facts that are gathered anew: what is kept is held to it.
+func rank(view fsm.View, of func(node string) weather, n need, taken map[string]load) (candidates []string, reasons map[string]int) {
+	fits, others := judge(view, of, n, taken)
+	reasons = map[string]int{}
+	for _, o := range others {
+		reasons[o.why]++
+	}
+	for _, f := range fits[:min(len(fits), maxCandidates)] {
+		candidates = append(candidates, f.name)
+	}
+	return candidates, reasons
+}

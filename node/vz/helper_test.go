@@ -108,8 +108,10 @@ func (g *fakeGuest) Start() error {
 	case g.says("fail=hang"):
 		select {}
 	case g.says("slow"):
-		for !isFile("go") {
-			time.Sleep(time.Millisecond) // this is another process: nothing of the test's can wake it
+		for began := time.Now(); !isFile("go"); time.Sleep(time.Millisecond) { // another process, which nothing of the test's can wake
+			if time.Since(began) > time.Minute {
+				os.Exit(3)
+			}
 		}
 	}
 	_, _ = io.WriteString(g.serial, "the guest says hello\n")

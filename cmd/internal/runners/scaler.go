@@ -80,14 +80,14 @@ func (s *Scaler) look(ctx context.Context) error {
 		failed = append(failed, err)
 	}
 	w.now = api.TimeOf(time.Now())
-	todo := plan(s.cfg.Pools, w)
-	for _, l := range todo.launches {
+	next := plan(s.cfg.Pools, w)
+	for _, l := range next.launches {
 		s.begin(ctx, l, func(ctx context.Context) error { return s.launch(ctx, l) })
 	}
-	for _, one := range todo.starts {
+	for _, one := range next.starts {
 		s.begin(ctx, one.launch, func(ctx context.Context) error { return s.start(ctx, one.launch, one.vm.ID) })
 	}
-	for _, e := range todo.ends {
+	for _, e := range next.ends {
 		if err := s.end(ctx, e); err != nil {
 			failed = append(failed, fmt.Errorf("ending %s: %w", e.vm.Name, err))
 		}
