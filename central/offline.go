@@ -24,12 +24,9 @@ type Inspection struct {
 // offline is the state of a replica that does not run.
 type offline struct{ state *fsm.State }
 
-func (o offline) Apply(index, _ uint64, command []byte) any {
-	result, err := o.state.Apply(index, command)
-	if err != nil {
-		return err
-	}
-	return result
+func (o offline) Apply(entries []consensus.Entry) []any {
+	out, _ := applyAll(o.state, entries) // the error is among the results
+	return out
 }
 
 func (o offline) Snapshot() (io.WriterTo, error) { return o.state.View(), nil }

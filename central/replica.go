@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -338,18 +339,38 @@ func (r *Replica) server(h http.Handler) *http.Server {
 // machine is the state as the log applies to it.
 type machine struct{ r *Replica }
 
-// Apply carries out one command. A command that this replica is too old for ends the process: to skip it would
-// part its state from the others'.
-func (m machine) Apply(index, _ uint64, command []byte) any {
-	result, err := m.r.state.Apply(index, command)
+// Apply carries out commands. One that this replica is too old for ends the process: to skip it would part its state
+// from the others'.
+func (m machine) Apply(entries []consensus.Entry) []any {
+	stored := m.r.stored.Load()
+	replayed := func(e consensus.Entry) bool { return stored < 0 || e.Index <= uint64(stored) }
+	if i := slices.IndexFunc(entries, func(e consensus.Entry) bool { return !replayed(e) }); i > 0 { // time counts from there on
+		return append(m.Apply(entries[:i]), m.Apply(entries[i:])...)
+	}
+	out, err := applyAll(m.r.state, entries)
 	if err != nil {
 		m.r.cfg.Exit(ExitUpgrade, err.Error())
-		return err
+		return out
 	}
-	m.r.metrics.commands.Inc()
-	stored := m.r.stored.Load()
-	m.r.clock.committed(m.r.state.View().Meta().Now, stored < 0 || index <= uint64(stored))
-	return result
+	m.r.metrics.commands.Add(float64(len(entries)))
+	m.r.clock.committed(m.r.state.View().Meta().Now, replayed(entries[0]))
+	return out
+}
+
+// applyAll gives as many results as there are entries; from the one on that was not understood they are the error.
+func applyAll(state *fsm.State, entries []consensus.Entry) ([]any, error) {
+	in := make([]fsm.Entry, len(entries))
+	for i, e := range entries {
+		in[i] = fsm.Entry(e)
+	}
+	results, err := state.ApplyAll(in)
+	out := make([]any, len(entries))
+	for i := range out {
+		if out[i] = err; i < len(results) {
+			out[i] = results[i]
+		}
+	}
+	return out, err
 }
 
 // ExitUpgrade is the exit code of a replica that is too old for the log.

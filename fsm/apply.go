@@ -29,50 +29,73 @@ type tx struct {
 	meta   Meta
 	events []Event
 
-	touched []string // hosts that it changes, see touched
 	endedAt api.Time // when what the command ends has really ended; 0: now
 }
 
-// Apply carries out the command at the index of the log. It returns an error only for what it cannot understand
-// (ErrUpgrade). It must be called for every entry, in order, by one goroutine.
-func (s *State) Apply(index uint64, raw []byte) (Result, error) {
-	env, err := decode(raw)
+// Entry is a command at its index of the log.
+type Entry struct {
+	Index   uint64
+	Command []byte
+}
+
+// Apply is ApplyAll of one entry.
+func (s *State) Apply(index uint64, command []byte) (Result, error) {
+	results, err := s.ApplyAll([]Entry{{index, command}})
 	if err != nil {
-		return Result{}, fmt.Errorf("%w: entry %d: %w", ErrUpgrade, index, err)
+		return Result{}, err
 	}
-	if env.Kind > s.newest {
-		return Result{}, fmt.Errorf("%w: entry %d: %w", ErrUpgrade, index, unknown(env.Kind))
+	return results[0], nil
+}
+
+// ApplyAll carries out commands, and then shows what came of them. It returns an error only for what it cannot
+// understand (ErrUpgrade), with the results of the commands before. It must be called for every entry, in order, by one
+// goroutine. How entries are put together makes no difference to the state, the results or the events.
+func (s *State) ApplyAll(entries []Entry) (results []Result, err error) {
+	results = make([]Result, 0, len(entries))
+	var events []Event
+	for i := 0; i < len(entries) && err == nil; i++ {
+		t := &tx{View: s.work, index: entries[i].Index}
+		var r Result
+		if r, err = t.apply(entries[i].Command, s.newest); err == nil {
+			results, events = append(results, r), append(events, t.events...)
+			s.touched.add(t.index, t.journal.touched())
+		}
+		*t.journal = (*t.journal)[:0]
 	}
-	g := s.now.Load()
-	txn := g.db.Txn(true)
-	defer txn.Abort()
-	t := &tx{View: View{txn: txn, abandon: g.abandon}, index: index, env: env}
-	t.meta = t.Meta()
-	t.now = max(t.meta.Now, env.Now)
+	s.publish()
+	s.events.add(events)
+	return results, err
+}
+
+// apply carries out the command. Nothing stays of one that is refused, or not understood, but the time and the index.
+func (t *tx) apply(raw []byte, newest Kind) (Result, error) {
+	var err error
+	if t.env, err = decode(raw); err == nil && t.env.Kind > newest {
+		err = unknown(t.env.Kind)
+	}
+	if err != nil {
+		return Result{}, fmt.Errorf("%w: entry %d: %w", ErrUpgrade, t.index, err)
+	}
+	was := t.Meta()
+	t.meta, t.now = was, max(was.Now, t.env.Now)
 	value, err := t.dispatch()
-	result := Result{Index: index, Value: value}
-	var refusal *api.Error
-	var repeat replay
-	switch {
-	case errors.As(err, &repeat):
-		result.Value, result.Replayed = repeat.op, true
-	case errors.As(err, &refusal):
-		result.Err, result.Value = refusal, nil
-	case err != nil:
-		return Result{}, fmt.Errorf("%w: entry %d: %w", ErrUpgrade, index, err)
+	result := Result{Index: t.index, Value: value}
+	if err != nil {
+		t.journal.undo()
+		t.meta, t.events = was, nil
+		var refusal *api.Error
+		var repeat replay
+		switch {
+		case errors.As(err, &repeat):
+			result.Value, result.Replayed = repeat.op, true
+		case errors.As(err, &refusal):
+			result.Err, result.Value = refusal, nil
+		default:
+			return Result{}, fmt.Errorf("%w: entry %d: %w", ErrUpgrade, t.index, err)
+		}
 	}
-	if err != nil { // nothing of it may stay but the time and the index
-		txn.Abort()
-		txn = g.db.Txn(true)
-		defer txn.Abort()
-		t = &tx{View: View{txn: txn}, meta: t.meta, now: t.now}
-		t.meta = t.Meta()
-	}
-	t.meta.Now, t.meta.Index = t.now, index
-	t.insert(tableMeta, &t.meta)
-	s.touched.add(index, t.touched)
-	txn.Commit()
-	s.events.add(t.events)
+	t.meta.Now, t.meta.Index = t.now, t.index
+	t.tables.meta.put(&t.meta)
 	return result, nil
 }
 
@@ -188,20 +211,6 @@ func run[B any](t *tx, apply func(*tx, B) (any, error)) (any, error) {
 	return apply(t, body)
 }
 
-func (t *tx) insert(table string, row any) {
-	t.touch(row)
-	if err := t.txn.Insert(table, row); err != nil {
-		panic(fmt.Sprintf("fsm: storing a row of %s: %v", table, err)) // only a row without a key can do that
-	}
-}
-
-func (t *tx) remove(table string, row any) {
-	t.touch(row)
-	if err := t.txn.Delete(table, row); err != nil {
-		panic(fmt.Sprintf("fsm: removing a row of %s: %v", table, err))
-	}
-}
-
 func (t *tx) event(kind, action, tenant string, row any) {
 	t.events = append(t.events, Event{Index: t.index, N: len(t.events), Kind: kind, Action: action, Tenant: tenant, Row: row})
 }
@@ -227,10 +236,10 @@ func (t *tx) log(actor, action, target, tenant, outcome string, detail ...string
 		}
 		entry.Detail["from"] = t.env.From
 	}
-	t.insert(tableActivity, entry)
+	t.activity.put(entry)
 	if entry.Seq > maxActivity {
-		if old := find[Activity](t.View, tableActivity, "id", number(nil, entry.Seq-maxActivity)); old != nil {
-			t.remove(tableActivity, old)
+		if old := t.activity.find(byID, number("", entry.Seq-maxActivity)); old != nil {
+			t.activity.remove(old)
 		}
 	}
 }

@@ -5,7 +5,7 @@ import "github.com/fluxvm/fluxvm/pkg/api"
 // createImage adds a catalog entry. Its value is the *Image.
 func (t *tx) createImage(c CreateImage) (any, error) {
 	r := c.Image
-	if find[Image](t.View, tableImage, "id", r.Name) != nil {
+	if t.images.find(byID, text(r.Name)) != nil {
 		return nil, api.Errorf(api.CodeNameTaken, "there is an image %s already; choose another name or change that one", r.Name)
 	}
 	row := &Image{api.Image{Name: r.Name, Path: r.Path, GuestOS: r.GuestOS, Title: r.Title, VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB,
@@ -23,14 +23,14 @@ func (t *tx) createImage(c CreateImage) (any, error) {
 	if _, err := t.remember(Operation{Ref: row.Name}); err != nil {
 		return nil, err
 	}
-	t.insert(tableImage, row)
+	t.images.put(row)
 	t.log(t.env.Actor, "POST /fleet/images", row.Name, "", "ok")
 	return row, nil
 }
 
 // patchImage changes what later VMs boot. Its value is the *Image.
 func (t *tx) patchImage(c PatchImage) (any, error) {
-	have := find[Image](t.View, tableImage, "id", c.Name)
+	have := t.images.find(byID, text(c.Name))
 	if have == nil {
 		return nil, notFound("image", c.Name)
 	}
@@ -48,7 +48,7 @@ func (t *tx) patchImage(c PatchImage) (any, error) {
 	if row.MemoryMiB == 0 {
 		row.MemoryMiB = 512
 	}
-	t.insert(tableImage, &row)
+	t.images.put(&row)
 	if have.HasAgent && !row.HasAgent {
 		t.agentGone(row.Name)
 	}
@@ -65,7 +65,7 @@ func set[V any](field *V, o api.Optional[V]) {
 
 // deleteImage removes a catalog entry. VMs booted from it go on.
 func (t *tx) deleteImage(c DeleteImage) (any, error) {
-	have := find[Image](t.View, tableImage, "id", c.Name)
+	have := t.images.find(byID, text(c.Name))
 	if have == nil {
 		return nil, notFound("image", c.Name)
 	}
@@ -77,7 +77,7 @@ func (t *tx) deleteImage(c DeleteImage) (any, error) {
 			return nil, api.Errorf(api.CodeConflict, "pool %s boots from image %s; delete the pool or roll it to another image first", p.Name, c.Name)
 		}
 	}
-	t.remove(tableImage, have)
+	t.images.remove(have)
 	t.log(t.env.Actor, "DELETE /fleet/images/{name}", c.Name, "", "ok")
 	return nil, nil
 }

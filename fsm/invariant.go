@@ -10,20 +10,20 @@ import (
 // Check holds the view to what must be true after every command. Tests run it after each one.
 func (v View) Check() error {
 	names, keys := map[string]string{}, map[string]string{}
-	uses := map[string]Use{}
+	uses, holdings := map[string]Use{}, map[string]holding{}
 	for vm := range v.VMs("") {
 		if err := v.checkVM(vm); err != nil {
 			return fmt.Errorf("VM %s: %w", vm.ID, err)
 		}
 		if vm.Live() {
-			key := string(text(vm.Tenant, vm.Name))
+			key := text(vm.Tenant, vm.Name)
 			if other, ok := names[key]; ok {
 				return fmt.Errorf("VMs %s and %s hold the name %s", other, vm.ID, vm.Name)
 			}
 			names[key] = vm.ID
 		}
 		if vm.Key != "" && vm.Live() {
-			key := string(text(vm.Scope, vm.Key))
+			key := text(vm.Scope, vm.Key)
 			if other, ok := keys[key]; ok {
 				return fmt.Errorf("VMs %s and %s come from one key", other, vm.ID)
 			}
@@ -37,6 +37,21 @@ func (v View) Check() error {
 		}
 		addUse(&u, vm, +1, overcommit)
 		uses[vm.Node] = u
+		if vm.counts() {
+			h := holdings[vm.Tenant]
+			h.tenant = vm.Tenant
+			h.add(vm, +1)
+			holdings[vm.Tenant] = h
+		}
+	}
+	for h := range v.holdings.each(byID, "") {
+		if holdings[h.tenant] != *h {
+			return fmt.Errorf("tenant %q is said to hold %+v and holds %+v", h.tenant, *h, holdings[h.tenant])
+		}
+		delete(holdings, h.tenant)
+	}
+	if len(holdings) > 0 {
+		return fmt.Errorf("what tenants hold is not counted: %+v", holdings)
 	}
 	if err := v.checkNodes(uses); err != nil {
 		return err
@@ -53,7 +68,7 @@ func (v View) Check() error {
 		}
 	}
 	operations := 0
-	for range each[Operation](v, tableOp, "id") {
+	for range v.operations.each(byID, "") {
 		operations++
 	}
 	if m := v.Meta(); m.Operations != operations {
@@ -95,7 +110,7 @@ func (v View) checkVM(vm *VM) error {
 
 func (v View) checkNodes(uses map[string]Use) error {
 	counted := 0
-	for u := range each[Use](v, tableUse, "id") {
+	for u := range v.uses.each(byID, "") {
 		counted++
 		if uses[u.Node] != *u {
 			return fmt.Errorf("node %s is said to hold %+v and holds %+v", u.Node, *u, uses[u.Node])
@@ -117,7 +132,7 @@ func (v View) checkPool(p *Pool) error {
 	case !p.MaxTotalSet && p.MaxTotal != maxTotalFor(p.MinReady):
 		return fmt.Errorf("max_total %d does not follow min_ready %d", p.MaxTotal, p.MinReady)
 	}
-	for s := range from[ClaimStat](v, tableClaims, "id", text(p.Name)) {
+	for s := range v.claims.from(byID, text(p.Name)) {
 		if s.Pool == p.Name && (s.Claims < 0 || s.Timed < 0) {
 			return fmt.Errorf("counts %d claims and %d timed ones in minute %d", s.Claims, s.Timed, s.Minute)
 		}
@@ -173,9 +188,9 @@ func (v View) checkLedger() error {
 		if row.Kind == api.LedgerAdjustment {
 			continue
 		}
-		what := string(text(row.VMID, row.LeaseID, row.LeaseID, row.Node))
+		what := text(row.VMID, row.LeaseID, row.LeaseID, row.Node)
 		if row.VMID != "" {
-			what = string(text(row.VMID))
+			what = text(row.VMID)
 		}
 		if before := last[what]; before != nil && (before.EndedAt == 0 || before.EndedAt > row.StartedAt) {
 			return fmt.Errorf("ledger rows %d and %d overlap", before.Seq, row.Seq)
@@ -194,13 +209,13 @@ func (v View) checkLedger() error {
 		}
 	}
 	for vm := range v.VMs("") {
-		if billOf(vm) != (bill{}) && find[LedgerRow](v, tableLedger, "open", text("vm", vm.ID)) == nil {
+		if billOf(vm) != (bill{}) && v.ledger.find(ledgerOpen, text("vm", vm.ID)) == nil {
 			return fmt.Errorf("VM %s runs and nobody is billed", vm.ID)
 		}
 	}
 	for l := range v.LiveLeases() {
 		for _, name := range l.Nodes {
-			if l.State == api.LeaseActive && find[LedgerRow](v, tableLedger, "open", text("lease", l.ID, name)) == nil {
+			if l.State == api.LeaseActive && v.ledger.find(ledgerOpen, text("lease", l.ID, name)) == nil {
 				return fmt.Errorf("lease %s is active and nobody is billed for node %s", l.ID, name)
 			}
 		}

@@ -14,14 +14,14 @@ func TestCheckNoticesEveryBrokenInvariant(t *testing.T) {
 		return func(t *tx) {
 			row := *t.VM("a")
 			change(&row)
-			t.insert(tableVM, &row)
+			t.vms.put(&row)
 		}
 	}
 	pool := func(change func(*Pool)) func(*tx) {
 		return func(t *tx) {
 			row := *t.Pool("p")
 			change(&row)
-			t.insert(tablePool, &row)
+			t.pools.put(&row)
 		}
 	}
 	more := func(id string, change func(*VM)) func(*tx) { // a second row like spare a, properly counted
@@ -36,21 +36,21 @@ func TestCheckNoticesEveryBrokenInvariant(t *testing.T) {
 		return func(t *tx) {
 			row := *t.Node(name)
 			row.Lease = lease
-			t.insert(tableNode, &row)
+			t.nodes.put(&row)
 		}
 	}
 	lease := func(state api.LeaseState) func(*tx) {
 		return func(t *tx) {
 			row := *t.Lease("l")
 			row.State = state
-			t.insert(tableLease, &row)
+			t.leases.put(&row)
 		}
 	}
 	ledger := func(change func(*LedgerRow)) func(*tx) { // the open row of spare a
 		return func(t *tx) {
-			row := *find[LedgerRow](t.View, tableLedger, "open", text("vm", "a"))
+			row := *t.ledger.find(ledgerOpen, text("vm", "a"))
 			change(&row)
-			t.insert(tableLedger, &row)
+			t.ledger.put(&row)
 		}
 	}
 	for _, c := range []struct {
@@ -74,12 +74,12 @@ func TestCheckNoticesEveryBrokenInvariant(t *testing.T) {
 		}},
 		{"its key belongs to VM other", func(t *tx) {
 			vm(func(v *VM) { v.Key = "k" })(t)
-			t.insert(tableOp, &Operation{Key: "k", Ref: "other"})
+			t.operations.put(&Operation{Key: "k", Ref: "other"})
 		}},
 		{"is said to hold", vm(func(v *VM) { v.MemoryMiB++ })},
-		{"is said to hold", func(t *tx) { t.insert(tableUse, &Use{Node: "n1", VMs: 7}) }},
-		{"is said to hold", func(t *tx) { t.insert(tableUse, &Use{Node: "absent", VMs: 1}) }},
-		{"nodes hold VMs and 0 are counted", func(t *tx) { t.remove(tableUse, &Use{Node: "n1"}) }},
+		{"is said to hold", func(t *tx) { t.uses.put(&Use{Node: "n1", VMs: 7}) }},
+		{"is said to hold", func(t *tx) { t.uses.put(&Use{Node: "absent", VMs: 1}) }},
+		{"nodes hold VMs and 0 are counted", func(t *tx) { t.uses.remove(&Use{Node: "n1"}) }},
 		{"has 3 macOS guests; 2 are allowed", func(t *tx) {
 			for _, id := range []string{"x", "y", "z"} {
 				more(id, func(v *VM) { v.GuestOS, v.State = api.GuestMacOS, api.StateDeleting })(t)
@@ -90,7 +90,7 @@ func TestCheckNoticesEveryBrokenInvariant(t *testing.T) {
 		{"of 101 in all", pool(func(p *Pool) { p.MaxTotal = 101 })},
 		{"keeps -1 ready", pool(func(p *Pool) { p.MinReady = -1 })},
 		{"does not follow min_ready", pool(func(p *Pool) { p.MaxTotal++ })},
-		{"counts -1 claims", func(t *tx) { t.insert(tableClaims, &ClaimStat{Pool: "p", Claims: -1}) }},
+		{"counts -1 claims", func(t *tx) { t.claims.put(&ClaimStat{Pool: "p", Claims: -1}) }},
 		{"node n1 is held by lease absent", node("n1", "absent")},
 		{"node n1 is held by lease l, which does not have it", node("n1", "l")},
 		{"node n2 is held by lease l, which does not have it", lease(api.LeaseEnded)},
@@ -111,9 +111,9 @@ func TestCheckNoticesEveryBrokenInvariant(t *testing.T) {
 		{"is open for what VM a is not", ledger(func(r *LedgerRow) { r.Tenant = "acme" })},
 		{"VM a runs and nobody is billed", ledger(func(r *LedgerRow) { r.EndedAt = r.StartedAt })},
 		{"lease l is active and nobody is billed for node n2", func(t *tx) {
-			t.remove(tableLedger, find[LedgerRow](t.View, tableLedger, "open", text("lease", "l", "n2")))
+			t.ledger.remove(t.ledger.find(ledgerOpen, text("lease", "l", "n2")))
 		}},
-		{"operations are counted and 1 are there", func(t *tx) { t.insert(tableOp, &Operation{Key: "k"}) }},
+		{"operations are counted and 1 are there", func(t *tx) { t.operations.put(&Operation{Key: "k"}) }},
 	} {
 		f := newFleet(t)
 		f.node("n1")
@@ -123,9 +123,8 @@ func TestCheckNoticesEveryBrokenInvariant(t *testing.T) {
 		f.leased("l", "acme", "n2")
 		f.pool("p", "", "img", 1)
 		f.ready("p", "n1", "a")
-		txn := f.state.now.Load().db.Txn(true)
-		c.spoil(&tx{View: View{txn: txn}, index: f.index})
-		txn.Commit()
+		c.spoil(&tx{View: f.state.work, index: f.index})
+		f.state.publish()
 		if err := f.view().Check(); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("got %v, want %q", err, c.want)
 		}

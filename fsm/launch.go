@@ -480,7 +480,7 @@ func (t *tx) failHandOver(c FailHandOver) (any, error) {
 	if op := t.operationOf(have); op != nil {
 		moved := *op
 		moved.Ref, moved.Node, moved.Warm, moved.Pool, moved.ColdReason, moved.ClaimMS = row.ID, row.Node, false, "", "rename_failed", 0
-		t.insert(tableOp, &moved)
+		t.operations.put(&moved)
 	}
 	return Moved{VM: row}, nil
 }

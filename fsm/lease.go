@@ -17,15 +17,15 @@ const shortestLeaseMS = 1000
 const actorLease = "lease"
 
 // Lease finds a lease by id.
-func (v View) Lease(id string) *Lease { return find[Lease](v, tableLease, "id", id) }
+func (v View) Lease(id string) *Lease { return v.leases.find(byID, text(id)) }
 
 // Leases are in the order of their ids, from the given one on, the ended ones with them.
 func (v View) AllLeases(start string) iter.Seq[*Lease] {
-	return from[Lease](v, tableLease, "id", []byte(start))
+	return v.leases.from(byID, start)
 }
 
 // LiveLeases are those that still hold hosts.
-func (v View) LiveLeases() iter.Seq[*Lease] { return each[Lease](v, tableLease, "live", "live") }
+func (v View) LiveLeases() iter.Seq[*Lease] { return v.leases.each(leaseLive, text("live")) }
 
 // Blockers are the VMs that a lease waits for: of others while it is pending, all that are left while it ends. One whose
 // end was asked for still runs until its node has confirmed that it is gone.
@@ -112,7 +112,7 @@ func (t *tx) createLease(c CreateLease) (any, error) {
 		t.putNode(&row)
 		t.endSpares(name)
 	}
-	t.insert(tableLease, l) // so that it can be asked for blockers
+	t.leases.put(l) // so that it can be asked for blockers
 	l.State = api.LeasePending
 	if !c.Drain || len(t.Blockers(l)) == 0 {
 		t.start(l)
@@ -163,7 +163,7 @@ func (t *tx) putLease(l *Lease) {
 		action = ActionCreated
 	}
 	l.Version = t.index
-	t.insert(tableLease, l)
+	t.leases.put(l)
 	t.event(EventLease, action, l.Tenant, l)
 }
 
@@ -266,7 +266,7 @@ func (t *tx) beginEnd(l *Lease) {
 	l.State, l.Reason = api.LeaseEnding, "waits until its VMs are deleted"
 	t.putLease(l)
 	for _, name := range l.Nodes {
-		if open := find[LedgerRow](t.View, tableLedger, "open", text("lease", l.ID, name)); open != nil {
+		if open := t.ledger.find(ledgerOpen, text("lease", l.ID, name)); open != nil {
 			t.closeStretch(open, min(l.EndsAt, t.now), "ended")
 		}
 		t.endAllOn(name)

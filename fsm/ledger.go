@@ -15,7 +15,7 @@ const (
 
 // Prices is what later stretches are charged; empty before any were put.
 func (v View) Prices() api.Prices {
-	if p := find[Prices](v, tablePrices, "id", "prices"); p != nil {
+	if p := v.prices.find(byID, text("prices")); p != nil {
 		return p.Prices
 	}
 	return api.Prices{Currency: "EUR", VM: []api.VMPrice{}, Lease: []api.LeasePrice{}, Pool: []api.VMPrice{}}
@@ -23,13 +23,13 @@ func (v View) Prices() api.Prices {
 
 // Ledger are the rows in the order of their opening, from the given number on.
 func (v View) Ledger(start uint64) iter.Seq[*LedgerRow] {
-	return from[LedgerRow](v, tableLedger, "id", number(nil, start))
+	return v.ledger.from(byID, number("", start))
 }
 
 // LedgerOf are one tenant's rows (empty: the operator's), from the given number on.
 func (v View) LedgerOf(tenant string, start uint64) iter.Seq[*LedgerRow] {
 	return func(yield func(*LedgerRow) bool) {
-		for row := range from[LedgerRow](v, tableLedger, "tenant", number(text(tenant), start)) {
+		for row := range v.ledger.from(ledgerTenant, number(text(tenant), start)) {
 			if row.Tenant != tenant || !yield(row) {
 				return
 			}
@@ -67,12 +67,12 @@ func (t *tx) account(old, row *VM) {
 	} else {
 		id = row.ID
 	}
-	open := find[LedgerRow](t.View, tableLedger, "open", text("vm", id))
+	open := t.ledger.find(ledgerOpen, text("vm", id))
 	if was == is {
 		if open != nil && row != nil && open.Name != row.Name {
 			named := *open
 			named.Name = row.Name
-			t.insert(tableLedger, &named)
+			t.ledger.put(&named)
 		}
 		return
 	}
@@ -119,7 +119,7 @@ func (t *tx) open(row *LedgerRow) { t.openAt(t.now, row) }
 func (t *tx) openAt(at api.Time, row *LedgerRow) {
 	t.meta.LedgerSeq++
 	row.Seq, row.StartedAt = t.meta.LedgerSeq, at
-	t.insert(tableLedger, row)
+	t.ledger.put(row)
 }
 
 // closeStretch ends a stretch, settles what it costs, and gives its end.
@@ -127,7 +127,7 @@ func (t *tx) closeStretch(open *LedgerRow, at api.Time, reason string) api.Time 
 	row := *open
 	row.EndedAt, row.EndReason = max(at, open.StartedAt), reason
 	row.Amount = row.cost(row.EndedAt)
-	t.insert(tableLedger, &row)
+	t.ledger.put(&row)
 	return row.EndedAt
 }
 
@@ -177,7 +177,7 @@ func (t *tx) rateOf(b bill, guestOS string) api.Rate {
 func (t *tx) chargeAsLeased(tenant, node string) {
 	var stretches []*LedgerRow
 	for vm := range t.VMsOn(node) {
-		if open := find[LedgerRow](t.View, tableLedger, "open", text("vm", vm.ID)); open != nil && open.Tenant == tenant {
+		if open := t.ledger.find(ledgerOpen, text("vm", vm.ID)); open != nil && open.Tenant == tenant {
 			stretches = append(stretches, open)
 		}
 	}
@@ -219,7 +219,7 @@ func (t *tx) putPrices(c PutPrices) (any, error) {
 	}
 	row := &Prices{c.Prices}
 	row.Version = t.index
-	t.insert(tablePrices, row)
+	t.prices.put(row)
 	t.log(t.env.Actor, "PUT /fleet/prices", "prices", "", "ok")
 	return row, nil
 }
@@ -232,7 +232,7 @@ func (t *tx) adjustLedger(c AdjustLedger) (any, error) {
 	}
 	t.meta.LedgerSeq++
 	row := &LedgerRow{Seq: t.meta.LedgerSeq, Tenant: r.Tenant, Kind: api.LedgerAdjustment, Name: "adjustment", StartedAt: t.now, EndedAt: t.now, EndReason: r.Reason, Amount: r.AmountMicros}
-	t.insert(tableLedger, row)
+	t.ledger.put(row)
 	if _, err := t.remember(Operation{Ref: strconv.FormatUint(row.Seq, 10)}); err != nil {
 		return nil, err
 	}

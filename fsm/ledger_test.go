@@ -376,15 +376,14 @@ func TestAnotherSizeIsAnotherStretchFromTheSameInstant(t *testing.T) {
 	f := billedFleet(t)
 	f.runs("x")
 	f.prices(api.Prices{VM: []api.VMPrice{{VCPUHourMicros: 2 * hourMS}}}) // holds for what begins later
-	start, g := f.stretch("x").StartedAt, f.state.now.Load()
+	start := f.stretch("x").StartedAt
 	f.pass(5_000)
-	txn := g.db.Txn(true)
-	resized := &tx{View: View{txn: txn, abandon: g.abandon}, index: f.index + 1, now: f.now, meta: f.view().Meta()}
+	resized := &tx{View: f.state.work, index: f.index + 1, now: f.now, meta: f.view().Meta()}
 	row := *f.vm("x")
 	row.VCPUs, row.MemoryMiB = 3, 512
 	resized.putVM(f.vm("x"), &row)
-	resized.insert(tableMeta, &resized.meta)
-	txn.Commit()
+	resized.tables.meta.put(&resized.meta)
+	f.state.publish()
 	if err := f.view().Check(); err != nil {
 		t.Fatal(err)
 	}

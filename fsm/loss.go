@@ -109,7 +109,7 @@ func (t *tx) follow(v *VM) {
 	if op := t.operationOf(v); op != nil {
 		moved := *op
 		moved.Node = v.Node
-		t.insert(tableOp, &moved)
+		t.operations.put(&moved)
 	}
 }
 

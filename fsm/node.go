@@ -104,7 +104,7 @@ func (t *tx) putNode(row *Node) {
 	if have == nil {
 		action = ActionCreated
 	}
-	t.insert(tableNode, row)
+	t.nodes.put(row)
 	if have != nil && have.CPUOvercommit != row.CPUOvercommit {
 		t.recount(row)
 	}
@@ -173,7 +173,7 @@ func (t *tx) deleteNode(c DeleteNode) (any, error) {
 		}
 	}
 	t.forgetVMs(have)
-	t.remove(tableNode, have)
+	t.nodes.remove(have)
 	t.event(EventNode, ActionDeleted, "", have)
 	t.log(t.env.Actor, "DELETE /fleet/nodes/{name}", c.Name, "", "ok")
 	return nil, nil
@@ -237,7 +237,7 @@ func (t *tx) createJoinToken(c CreateJoinToken) (any, error) {
 		return nil, err
 	}
 	t.pruneTokens()
-	t.insert(tableJoin, &row)
+	t.joins.put(&row)
 	t.log(t.env.Actor, "POST /fleet/join-tokens", row.ID, "", "ok", "kind", row.Kind, "name_pattern", row.NamePattern)
 	return &row, nil
 }
@@ -245,13 +245,13 @@ func (t *tx) createJoinToken(c CreateJoinToken) (any, error) {
 // pruneTokens removes join tokens whose time is over. Used up ones go with their last use.
 func (t *tx) pruneTokens() {
 	var over []*JoinToken
-	for have := range each[JoinToken](t.View, tableJoin, "id") {
+	for have := range t.joins.each(byID, "") {
 		if t.now >= have.ExpiresAt {
 			over = append(over, have)
 		}
 	}
 	for _, have := range over {
-		t.remove(tableJoin, have)
+		t.joins.remove(have)
 	}
 }
 
@@ -267,9 +267,9 @@ func (t *tx) useToken(hash, kind, name string) error {
 	row := *have
 	row.UsesLeft--
 	if row.UsesLeft == 0 {
-		t.remove(tableJoin, have)
+		t.joins.remove(have)
 		return nil
 	}
-	t.insert(tableJoin, &row)
+	t.joins.put(&row)
 	return nil
 }

@@ -41,7 +41,7 @@ func (t *tx) remember(op Operation) (*Operation, error) {
 		return &op, nil
 	}
 	var stale []*Operation
-	for old := range from[Operation](t.View, tableOp, "at", number(nil, 0)) {
+	for old := range t.operations.from(operationAt, number("", 0)) {
 		if t.now-old.At < keyLifeMS || len(stale) == prunePerWrite {
 			break
 		}
@@ -58,13 +58,13 @@ func (t *tx) remember(op Operation) (*Operation, error) {
 	}
 	op.Scope, op.Key, op.Digest, op.At = o.Scope, o.Key, o.Digest, t.now
 	t.ops(1)
-	t.insert(tableOp, &op)
+	t.operations.put(&op)
 	return &op, nil
 }
 
 // expire drops an operation whose time is over. The key may name another request from now on, so the VM lets go of it.
 func (t *tx) expire(op *Operation) {
-	t.remove(tableOp, op)
+	t.operations.remove(op)
 	t.ops(-1)
 	if v := t.VM(op.Ref); v != nil && v.Key == op.Key && v.Scope == op.Scope {
 		row := *v
@@ -84,7 +84,7 @@ func (t *tx) operationOf(v *VM) *Operation {
 // forget frees the key of a VM whose request came to nothing after all, so that a repeat may try again.
 func (t *tx) forget(v *VM) {
 	if op := t.operationOf(v); op != nil {
-		t.remove(tableOp, op)
+		t.operations.remove(op)
 		t.ops(-1)
 	}
 }

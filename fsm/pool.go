@@ -35,7 +35,7 @@ func (t *tx) createPool(c CreatePool) (any, error) {
 	if err := t.mayHold(c.Tenant, api.Holding{Pools: 1}); err != nil {
 		return nil, err
 	}
-	image := find[Image](t.View, tableImage, "id", r.Image)
+	image := t.images.find(byID, text(r.Image))
 	if image == nil {
 		return nil, api.Invalid("image", "there is no image of that name in the catalog; fluxctl fleet images lists them")
 	}
@@ -114,7 +114,7 @@ func (t *tx) putPool(row *Pool, shows bool) {
 	if shows {
 		row.Version = t.index
 	}
-	t.insert(tablePool, row)
+	t.pools.put(row)
 	if shows {
 		t.event(EventPool, action, row.Tenant, row)
 	}
@@ -188,16 +188,16 @@ func (t *tx) deletePool(c DeletePool) (any, error) {
 		t.endVM(v, "its pool was deleted")
 	}
 	var stats []*ClaimStat
-	for s := range from[ClaimStat](t.View, tableClaims, "id", text(c.Name)) {
+	for s := range t.claims.from(byID, text(c.Name)) {
 		if s.Pool != c.Name {
 			break
 		}
 		stats = append(stats, s)
 	}
 	for _, s := range stats {
-		t.remove(tableClaims, s)
+		t.claims.remove(s)
 	}
-	t.remove(tablePool, have)
+	t.pools.remove(have)
 	t.event(EventPool, ActionDeleted, have.Tenant, have)
 	t.log(t.env.Actor, "DELETE /fleet/pools/{name}", c.Name, have.Tenant, "ok")
 	return nil, nil
@@ -235,7 +235,7 @@ func (t *tx) rolled(have *Pool, roll api.RollRequest) (*Pool, error) {
 	if roll.Abort {
 		return t.abortRoll(have)
 	}
-	image := find[Image](t.View, tableImage, "id", roll.Image)
+	image := t.images.find(byID, text(roll.Image))
 	switch {
 	case image == nil:
 		return nil, api.Invalid("image", "there is no image of that name in the catalog; fluxctl fleet images lists them")
@@ -303,7 +303,7 @@ func (t *tx) fillPool(c FillPool) (any, error) {
 		t.putPool(&free, true)
 		p = &free
 	}
-	image := find[Image](t.View, tableImage, "id", p.Image)
+	image := t.images.find(byID, text(p.Image))
 	var placed []string
 	count := t.Count(p)
 	for _, s := range c.Spares {
@@ -447,7 +447,7 @@ func (t *tx) claimed(pool string) {
 	}
 	minute := int64(t.now) / 60_000
 	t.dropOldStats(pool, minute)
-	t.insert(tableClaims, &ClaimStat{Pool: pool, Minute: minute, Claims: 1})
+	t.claims.put(&ClaimStat{Pool: pool, Minute: minute, Claims: 1})
 }
 
 // claimedFrom is the pool that a VM was taken from; nil when it is gone, also if a later one has its name.
@@ -460,26 +460,26 @@ func (t *tx) claimedFrom(v *VM) *Pool {
 
 // amend changes the count of the minute of a claim, if it is still kept.
 func (t *tx) amend(pool string, at api.Time, change func(*ClaimStat)) bool {
-	have := find[ClaimStat](t.View, tableClaims, "id", number(text(pool), uint64(int64(at)/60_000)))
+	have := t.claims.find(byID, number(text(pool), uint64(int64(at)/60_000)))
 	if have == nil {
 		return false
 	}
 	row := *have
 	change(&row)
-	t.insert(tableClaims, &row)
+	t.claims.put(&row)
 	return true
 }
 
 // dropOldStats removes a pool's counts of more than a day ago.
 func (t *tx) dropOldStats(pool string, minute int64) {
 	var old []*ClaimStat
-	for s := range from[ClaimStat](t.View, tableClaims, "id", text(pool)) {
+	for s := range t.claims.from(byID, text(pool)) {
 		if s.Pool != pool || s.Minute > minute-24*60 {
 			break
 		}
 		old = append(old, s)
 	}
 	for _, s := range old {
-		t.remove(tableClaims, s)
+		t.claims.remove(s)
 	}
 }

@@ -338,7 +338,7 @@ func TestClaims24hCountsTheLastDayAndTimesWhatWasConfirmed(t *testing.T) {
 	claim("d", new(int64(1)))
 	want(2, 1, 1)
 	stats := 0
-	for range each[ClaimStat](f.view(), tableClaims, "id") {
+	for range f.view().claims.each(byID, "") {
 		stats++
 	}
 	if stats != 2 {

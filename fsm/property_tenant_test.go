@@ -300,7 +300,7 @@ func (m *model) putPrices(*rapid.T) {
 		m.r.Fatalf("got %+v, want %+v", got, p)
 	}
 	for row := range before.Ledger(0) {
-		if find[LedgerRow](m.f.view(), tableLedger, "id", number(nil, row.Seq)) != row {
+		if m.f.view().ledger.find(byID, number("", row.Seq)) != row {
 			m.r.Fatalf("new prices changed row %+v", row)
 		}
 	}

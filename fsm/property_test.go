@@ -355,16 +355,29 @@ func (m *model) finish() {
 
 // compareReplays applies the log to a new state, and to one that takes a snapshot after the cut and goes on from it.
 func (m *model) compareReplays(cut int) {
-	again, want := New(), m.f.snapshot()
+	again, together, want := New(), New(), m.f.snapshot()
 	var half *State
+	var alone, inBatches []Result
+	var batch []Entry
 	for i, raw := range m.f.log {
 		for _, s := range []*State{again, half} {
 			if s == nil {
 				continue
 			}
-			if _, err := s.Apply(uint64(i+1), raw); err != nil {
+			r, err := s.Apply(uint64(i+1), raw)
+			if err != nil {
 				m.r.Fatal(err)
 			}
+			if s == again {
+				alone = append(alone, r)
+			}
+		}
+		if batch = append(batch, Entry{uint64(i + 1), raw}); i%23 >= cut%23 || i+1 == len(m.f.log) {
+			results, err := together.ApplyAll(batch)
+			if err != nil {
+				m.r.Fatal(err)
+			}
+			batch, inBatches = nil, append(inBatches, results...)
 		}
 		if i+1 == cut {
 			half = restored(m.r, snapshot(m.r, again.View()))
@@ -373,28 +386,31 @@ func (m *model) compareReplays(cut int) {
 	if got := snapshot(m.r, again.View()); !bytes.Equal(got, want) {
 		m.r.Fatalf("the same log led to\n%s\nand to\n%s", want, got)
 	}
+	if got := snapshot(m.r, together.View()); !bytes.Equal(got, want) {
+		m.r.Fatalf("in batches the log led to\n%s\nand one by one to\n%s", got, want)
+	}
+	if !reflect.DeepEqual(alone, inBatches) {
+		m.r.Fatal("in batches the log led to other results than one by one")
+	}
 	if got := snapshot(m.r, half.View()); !bytes.Equal(got, want) {
 		m.r.Fatalf("through a snapshot after command %d the log led to\n%s\nand without to\n%s", cut, got, want)
 	}
 	if err := half.View().Check(); err != nil {
 		m.r.Fatalf("through a snapshot after command %d: %v", cut, err)
 	}
-	for _, table := range slices.Sorted(maps.Keys(schema().Tables)) { // also what a snapshot leaves out
-		a, err1 := m.f.view().txn.Get(table, "id")
-		b, err2 := half.View().txn.Get(table, "id")
-		if err1 != nil || err2 != nil {
-			m.r.Fatal(err1, err2)
-		}
-		for x, y := a.Next(), b.Next(); x != nil || y != nil; x, y = a.Next(), b.Next() {
-			if digest(x) != digest(y) {
-				m.r.Fatalf("through a snapshot after command %d table %s has %+v, want %+v", cut, table, y, x)
-			}
+	a, b, c := rows(m.f.view()), rows(half.View()), rows(together.View())
+	same := func(x, y any) bool { return digest(x) == digest(y) }
+	for _, table := range slices.Sorted(maps.Keys(a)) { // also what a snapshot leaves out
+		if !slices.EqualFunc(a[table], b[table], same) || !slices.EqualFunc(a[table], c[table], same) {
+			m.r.Fatalf("through a snapshot after command %d, or in batches, table %s differs", cut, table)
 		}
 	}
 	was, _, ok1 := m.f.state.Events().After(0, 0, ringSize)
-	is, _, ok2 := again.Events().After(0, 0, ringSize)
-	if !ok1 || !ok2 || !reflect.DeepEqual(was, is) {
-		m.r.Fatalf("the same log led to %d other events than the first %d", len(is), len(was))
+	for _, s := range []*State{again, together} {
+		is, _, ok2 := s.Events().After(0, 0, ringSize)
+		if !ok1 || !ok2 || !reflect.DeepEqual(was, is) {
+			m.r.Fatalf("the same log led to %d other events than the first %d", len(is), len(was))
+		}
 	}
 	after, _, ok3 := half.Events().After(uint64(cut), math.MaxInt, ringSize)
 	if tail := slices.DeleteFunc(was, func(e Event) bool { return e.Index <= uint64(cut) }); !ok3 || len(after) != len(tail) {

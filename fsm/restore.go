@@ -13,13 +13,11 @@ import (
 // epoch and index are the least to use, action what the activity log calls it. Whoever followed the events of the state
 // before has to list anew: the index must lie above any that it was given.
 func PrepareRestore(r io.Reader, w io.Writer, action string, epoch, index uint64) (Meta, error) {
-	g, had, err := read(r)
+	state, had, err := read(r)
 	if err != nil {
 		return Meta{}, err
 	}
-	txn := g.db.Txn(true)
-	defer txn.Abort()
-	t := &tx{View: View{txn: txn, abandon: g.abandon}, index: max(had, index)}
+	t := &tx{View: View{&published{tables: state}}, index: max(had, index)}
 	t.meta = t.Meta()
 	t.now = t.meta.Now
 	if t.meta.ClusterID == "" {
@@ -37,12 +35,11 @@ func PrepareRestore(r io.Reader, w io.Writer, action string, epoch, index uint64
 		t.unknownVMs(n.Name)
 	}
 	t.log("central", action, t.meta.ClusterID, "", "ok")
-	t.insert(tableMeta, &t.meta)
-	view := View{txn: txn, abandon: g.abandon}
-	if err := view.Check(); err != nil {
+	t.tables.meta.put(&t.meta)
+	if err := t.Check(); err != nil {
 		return Meta{}, fmt.Errorf("it contradicts itself: %w", err)
 	}
-	_, err = view.WriteTo(w)
+	_, err = t.WriteTo(w)
 	return t.meta, err
 }
 

@@ -75,25 +75,37 @@ type part struct {
 	read  func(*tx, json.RawMessage) error
 }
 
-// parts are the stored tables in the order of a snapshot. Use is derived and not among them.
+// parts are the stored tables in the order of a snapshot. What is derived is not among them.
 func parts() []part {
 	return []part{
-		partOf[Meta](tableMeta), partOf[Image](tableImage), partOf[Node](tableNode), partOf[Pool](tablePool), partOf[ClaimStat](tableClaims),
-		partOf[VM](tableVM), partOf[Operation](tableOp), partOf[Activity](tableActivity), partOf[JoinToken](tableJoin),
-		partOf[Tenant](tableTenant), partOf[Key](tableKey), partOf[Policy](tablePolicy), partOf[Prices](tablePrices), partOf[Lease](tableLease), partOf[LedgerRow](tableLedger),
+		partOf("meta", func(s *tables) *table[Meta] { return s.meta }),
+		partOf("image", func(s *tables) *table[Image] { return s.images }),
+		partOf("node", func(s *tables) *table[Node] { return s.nodes }),
+		partOf("pool", func(s *tables) *table[Pool] { return s.pools }),
+		partOf("claims", func(s *tables) *table[ClaimStat] { return s.claims }),
+		partOf("vm", func(s *tables) *table[VM] { return s.vms }),
+		partOf("operation", func(s *tables) *table[Operation] { return s.operations }),
+		partOf("activity", func(s *tables) *table[Activity] { return s.activity }),
+		partOf("join", func(s *tables) *table[JoinToken] { return s.joins }),
+		partOf("tenant", func(s *tables) *table[Tenant] { return s.tenants }),
+		partOf("key", func(s *tables) *table[Key] { return s.keys }),
+		partOf("policy", func(s *tables) *table[Policy] { return s.policy }),
+		partOf("prices", func(s *tables) *table[Prices] { return s.prices }),
+		partOf("lease", func(s *tables) *table[Lease] { return s.leases }),
+		partOf("ledger", func(s *tables) *table[LedgerRow] { return s.ledger }),
 	}
 }
 
-func partOf[T any](table string) part {
+func partOf[T any](name string, of func(*tables) *table[T]) part {
 	return part{
-		name: table,
+		name: name,
 		write: func(v View, out *counter) error {
-			for row := range each[T](v, table, "id") {
+			for row := range of(v.tables).each(byID, "") {
 				raw, err := json.Marshal(row)
 				if err != nil {
 					return err
 				}
-				if err := out.json(line{table, raw}); err != nil {
+				if err := out.json(line{name, raw}); err != nil {
 					return err
 				}
 			}
@@ -104,10 +116,11 @@ func partOf[T any](table string) part {
 			if err := json.Unmarshal(raw, row); err != nil {
 				return err
 			}
-			t.insert(table, row)
+			of(t.tables).put(row)
 			if vm, ok := any(row).(*VM); ok {
 				t.use(vm, +1)
 			}
+			*t.journal = (*t.journal)[:0] // nothing of it is undone by itself
 			return nil
 		},
 	}
@@ -116,18 +129,17 @@ func partOf[T any](table string) part {
 // Restore replaces the state by a snapshot. It is checked as a whole before anything is replaced; readers of the
 // old state are told by View.Abandoned.
 func (s *State) Restore(r io.Reader) error {
-	g, index, err := read(r)
+	w, index, err := read(r)
 	if err != nil {
 		return fmt.Errorf("restoring a snapshot: %w", err)
 	}
-	old := s.now.Swap(g)
 	s.events.reset(index)
 	s.touched.reset(index)
-	close(old.abandon)
+	s.replace(w)
 	return nil
 }
 
-func read(r io.Reader) (*generation, uint64, error) {
+func read(r io.Reader) (*tables, uint64, error) {
 	in := bufio.NewReaderSize(r, 64<<10)
 	sum := sha256.New()
 	first, err := nextLine(in, sum)
@@ -138,10 +150,7 @@ func read(r io.Reader) (*generation, uint64, error) {
 	if err := json.Unmarshal(first, &head); err != nil || head.Format != snapshotFormat {
 		return nil, 0, fmt.Errorf("this is no snapshot of form %s", snapshotFormat)
 	}
-	g := newGeneration()
-	txn := g.db.Txn(true)
-	defer txn.Abort()
-	t := &tx{View: View{txn: txn, abandon: g.abandon}}
+	t := &tx{View: View{&published{tables: newTables()}}}
 	readers := parts()
 	for {
 		before := sum.Sum(nil)
@@ -165,8 +174,7 @@ func read(r io.Reader) (*generation, uint64, error) {
 	if m := t.Meta(); m.ClusterID != head.ClusterID || m.Index != head.Index {
 		return nil, 0, errors.New("its header contradicts its rows")
 	}
-	txn.Commit()
-	return g, head.Index, nil
+	return t.tables, head.Index, nil
 }
 
 func (t *tx) readRow(readers []part, raw []byte) error {

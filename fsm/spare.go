@@ -66,7 +66,7 @@ func (v View) Rolled(p *Pool) bool {
 // abortRoll goes back to the image that the pool rolled away from. What is left of that image counts again, and the
 // spares of the new one are replaced as by any roll.
 func (t *tx) abortRoll(p *Pool) (*Pool, error) {
-	image := find[Image](t.View, tableImage, "id", p.RollFrom)
+	image := t.images.find(byID, text(p.RollFrom))
 	switch {
 	case p.RollFrom == "":
 		return nil, api.Errorf(api.CodeConflict, "pool %s is not rolling, so there is nothing to abort; roll it to the image that you want", p.Name)
@@ -108,5 +108,5 @@ func (t *tx) missed(pool string) {
 	}
 	minute := int64(t.now) / 60_000
 	t.dropOldStats(pool, minute)
-	t.insert(tableClaims, &ClaimStat{Pool: pool, Minute: minute, Cold: 1})
+	t.claims.put(&ClaimStat{Pool: pool, Minute: minute, Cold: 1})
 }

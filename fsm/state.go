@@ -1,28 +1,25 @@
 package fsm
 
 import (
-	"encoding/binary"
-	"fmt"
 	"iter"
 	"sync/atomic"
-
-	"github.com/hashicorp/go-memdb"
 
 	"github.com/fluxvm/fluxvm/pkg/api"
 )
 
 // State is the whole replicated state of one replica.
 type State struct {
-	now     atomic.Pointer[generation]
+	now     atomic.Pointer[published]
+	work    View // the same, as the command under way has it
 	events  *Ring
 	touched touched
 	newest  Kind
 }
 
-// generation is one store; a restore replaces it as a whole.
-type generation struct {
-	db      *memdb.MemDB
-	abandon chan struct{} // closed when a restore has replaced it
+// published is a state that everyone may read.
+type published struct {
+	*tables
+	abandon chan struct{} // closed when a restore has replaced the state
 }
 
 // New gives an empty state.
@@ -31,195 +28,170 @@ func New() *State { return NewKnowing(Newest) }
 // NewKnowing is New of a program that understands no kind above the given one, as an older release would.
 func NewKnowing(newest Kind) *State {
 	s := &State{events: newRing(), newest: newest}
-	s.now.Store(newGeneration())
+	s.replace(newTables())
 	return s
 }
 
-func newGeneration() *generation {
-	db, err := memdb.NewMemDB(schema())
-	if err != nil {
-		panic(fmt.Sprintf("fsm: the schema does not hold together: %v", err)) // a constant of the program
+// replace makes the tables the state, as a restore does.
+func (s *State) replace(work *tables) {
+	old := s.now.Load()
+	abandon := make(chan struct{})
+	s.work = View{&published{work, abandon}}
+	now, _ := work.publish(&tables{})
+	s.now.Store(&published{now, abandon})
+	if old != nil {
+		close(old.abandon)
 	}
-	return &generation{db: db, abandon: make(chan struct{})}
+}
+
+// publish shows what was done since it was last called.
+func (s *State) publish() {
+	old := s.now.Load()
+	now, outdated := s.work.publish(old.tables)
+	s.now.Store(&published{now, old.abandon})
+	for _, c := range outdated {
+		close(c)
+	}
 }
 
 // Events are the recent changes, for streams.
 func (s *State) Events() *Ring { return s.events }
 
 // View is the state at one moment. It never changes and costs nothing to keep for a while.
-func (s *State) View() View {
-	g := s.now.Load()
-	return View{txn: g.db.Txn(false), abandon: g.abandon}
-}
+func (s *State) View() View { return View{s.now.Load()} }
 
 // View reads one state. The zero value is of no use.
-type View struct {
-	txn     *memdb.Txn
-	abandon chan struct{}
-}
+type View struct{ *published }
 
 // Abandoned is closed when a restore has replaced the state behind this view.
 func (v View) Abandoned() <-chan struct{} { return v.abandon }
 
-// The tables.
+// tables is all there is.
+type tables struct {
+	journal *journal // of the writer's
+
+	meta       *table[Meta]
+	images     *table[Image]
+	nodes      *table[Node]
+	uses       *table[Use]     // derived from VMs
+	holdings   *table[holding] // derived from VMs
+	pools      *table[Pool]
+	claims     *table[ClaimStat]
+	vms        *table[VM]
+	operations *table[Operation]
+	activity   *table[Activity]
+	joins      *table[JoinToken]
+	tenants    *table[Tenant]
+	keys       *table[Key]
+	policy     *table[Policy]
+	prices     *table[Prices]
+	leases     *table[Lease]
+	ledger     *table[LedgerRow]
+}
+
+// The indexes of tables that have more than that by identity, in the order in which newTables lists them.
 const (
-	tableMeta     = "meta"
-	tableImage    = "image"
-	tableNode     = "node"
-	tableUse      = "use"
-	tablePool     = "pool"
-	tableClaims   = "claims"
-	tableVM       = "vm"
-	tableOp       = "operation"
-	tableActivity = "activity"
-	tableJoin     = "join"
-	tableTenant   = "tenant"
-	tableKey      = "key"
-	tablePolicy   = "policy"
-	tablePrices   = "prices"
-	tableLease    = "lease"
-	tableLedger   = "ledger"
+	imagePath = 1
+
+	nodeDraining = 1
+
+	vmName    = 1
+	vmNode    = 2
+	vmSpare   = 3
+	vmClaimed = 4
+	vmDue     = 5
+	vmOpen    = 6
+
+	operationAt = 1
+
+	joinHash = 1
+
+	keyHash   = 1
+	keyTenant = 2
+
+	leaseLive = 1
+
+	ledgerOpen   = 1
+	ledgerTenant = 2
 )
 
-// key makes an index from a function of the row. A row whose key is nil is not in the index.
-type key[T any] func(*T) []byte
-
-// FromObject gives the row's key.
-func (k key[T]) FromObject(raw any) (bool, []byte, error) {
-	row, ok := raw.(*T)
-	if !ok {
-		return false, nil, fmt.Errorf("a row of type %T in the wrong table", raw)
+// newTables gives empty tables to write in.
+func newTables() *tables {
+	j := &journal{}
+	return &tables{
+		journal:  j,
+		meta:     newTable(j, func(*Meta) string { return text("meta") }),
+		images:   newTable(j, func(r *Image) string { return text(r.Name) }, byMany(func(r *Image) string { return text(r.Path) })),
+		nodes:    newTable(j, func(r *Node) string { return text(r.Name) }, byMany(drainingKey)),
+		uses:     newTable(j, func(r *Use) string { return text(r.Node) }),
+		holdings: newTable(j, func(r *holding) string { return text(r.tenant) }),
+		pools:    newTable(j, func(r *Pool) string { return text(r.Name) }),
+		claims:   newTable(j, func(r *ClaimStat) string { return number(text(r.Pool), uint64(r.Minute)) }),
+		vms: newTable(j, func(r *VM) string { return text(r.ID) }, one(nameKey), byMany(func(r *VM) string { return text(r.Node) }),
+			byMany(spareKey), byMany(claimedKey), byMany(dueKey), byMany(openKey)),
+		operations: newTable(j, func(r *Operation) string { return text(r.Scope, r.Key) }, byMany(func(r *Operation) string { return number("", uint64(r.At)) })),
+		activity:   newTable(j, func(r *Activity) string { return number("", r.Seq) }),
+		joins:      newTable(j, func(r *JoinToken) string { return text(r.ID) }, one(func(r *JoinToken) string { return text(r.Hash) })),
+		tenants:    newTable(j, func(r *Tenant) string { return text(r.Name) }),
+		keys: newTable(j, func(r *Key) string { return text(r.ID) }, one(func(r *Key) string { return text(r.Hash) }),
+			byMany(func(r *Key) string { return text(r.Tenant) })),
+		policy: newTable(j, func(*Policy) string { return text("policy") }),
+		prices: newTable(j, func(*Prices) string { return text("prices") }),
+		leases: newTable(j, func(r *Lease) string { return text(r.ID) }, byMany(liveKey)),
+		ledger: newTable(j, func(r *LedgerRow) string { return number("", r.Seq) }, one(stretchKey),
+			one(func(r *LedgerRow) string { return number(text(r.Tenant), r.Seq) })),
 	}
-	out := k(row)
-	return out != nil, out, nil
 }
 
-// FromArgs takes a ready-made key.
-func (k key[T]) FromArgs(args ...any) ([]byte, error) {
-	if len(args) != 1 {
-		return nil, fmt.Errorf("an index takes one key, got %d", len(args))
-	}
-	switch a := args[0].(type) {
-	case []byte:
-		return a, nil
-	case string:
-		return text(a), nil
-	}
-	return nil, fmt.Errorf("an index takes a key, got %T", args[0])
+// publish gives the tables as they are now, and the channels of those that have changed since before.
+func (w *tables) publish(before *tables) (now *tables, outdated []chan struct{}) {
+	o := &outdated
+	return &tables{
+		meta: w.meta.publish(before.meta, o), images: w.images.publish(before.images, o), nodes: w.nodes.publish(before.nodes, o),
+		uses: w.uses.publish(before.uses, o), holdings: w.holdings.publish(before.holdings, o), pools: w.pools.publish(before.pools, o),
+		claims: w.claims.publish(before.claims, o), vms: w.vms.publish(before.vms, o), operations: w.operations.publish(before.operations, o),
+		activity: w.activity.publish(before.activity, o), joins: w.joins.publish(before.joins, o), tenants: w.tenants.publish(before.tenants, o),
+		keys: w.keys.publish(before.keys, o), policy: w.policy.publish(before.policy, o), prices: w.prices.publish(before.prices, o),
+		leases: w.leases.publish(before.leases, o), ledger: w.ledger.publish(before.ledger, o),
+	}, outdated
 }
 
-// PrefixFromArgs takes a ready-made prefix.
-func (k key[T]) PrefixFromArgs(args ...any) ([]byte, error) {
-	if s, ok := args[0].(string); ok {
-		return []byte(s), nil
-	}
-	return k.FromArgs(args...)
-}
-
-// text joins parts, each ended by a zero byte: no part of a key may be mistaken for another's beginning.
-func text(parts ...string) (out []byte) {
-	for _, p := range parts {
-		out = append(append(out, p...), 0)
-	}
-	return out
-}
-
-func number(prefix []byte, n uint64) []byte { return binary.BigEndian.AppendUint64(prefix, n) }
-
-func table[T any](name string, id key[T], others ...*memdb.IndexSchema) *memdb.TableSchema {
-	t := &memdb.TableSchema{Name: name, Indexes: map[string]*memdb.IndexSchema{"id": {Name: "id", Unique: true, Indexer: id}}}
-	for _, o := range others {
-		o.AllowMissing = true
-		t.Indexes[o.Name] = o
-	}
-	return t
-}
-
-func schema() *memdb.DBSchema {
-	out := &memdb.DBSchema{Tables: map[string]*memdb.TableSchema{}}
-	for _, t := range []*memdb.TableSchema{
-		table(tableMeta, func(*Meta) []byte { return text("meta") }),
-		table(tableImage, func(r *Image) []byte { return text(r.Name) },
-			&memdb.IndexSchema{Name: "path", Indexer: key[Image](func(r *Image) []byte { return text(r.Path) })}),
-		table(tableNode, func(r *Node) []byte { return text(r.Name) },
-			&memdb.IndexSchema{Name: "draining", Indexer: key[Node](drainingKey)}),
-		table(tableUse, func(r *Use) []byte { return text(r.Node) }),
-		table(tablePool, func(r *Pool) []byte { return text(r.Name) }),
-		table(tableClaims, func(r *ClaimStat) []byte { return number(text(r.Pool), uint64(r.Minute)) }),
-		table(tableVM, func(r *VM) []byte { return text(r.ID) },
-			&memdb.IndexSchema{Name: "name", Unique: true, Indexer: key[VM](nameKey)},
-			&memdb.IndexSchema{Name: "node", Indexer: key[VM](func(r *VM) []byte { return text(r.Node) })},
-			&memdb.IndexSchema{Name: "spare", Indexer: key[VM](spareKey)},
-			&memdb.IndexSchema{Name: "tenant", Indexer: key[VM](tenantKey)},
-			&memdb.IndexSchema{Name: "claimed", Indexer: key[VM](claimedKey)},
-			&memdb.IndexSchema{Name: "due", Indexer: key[VM](dueKey)},
-			&memdb.IndexSchema{Name: "open", Indexer: key[VM](openKey)}),
-		table(tableOp, func(r *Operation) []byte { return text(r.Scope, r.Key) },
-			&memdb.IndexSchema{Name: "at", Indexer: key[Operation](func(r *Operation) []byte { return number(nil, uint64(r.At)) })}),
-		table(tableActivity, func(r *Activity) []byte { return number(nil, r.Seq) }),
-		table(tableJoin, func(r *JoinToken) []byte { return text(r.ID) },
-			&memdb.IndexSchema{Name: "hash", Unique: true, Indexer: key[JoinToken](func(r *JoinToken) []byte { return text(r.Hash) })}),
-		table(tableTenant, func(r *Tenant) []byte { return text(r.Name) }),
-		table(tableKey, func(r *Key) []byte { return text(r.ID) },
-			&memdb.IndexSchema{Name: "hash", Unique: true, Indexer: key[Key](func(r *Key) []byte { return text(r.Hash) })},
-			&memdb.IndexSchema{Name: "tenant", Indexer: key[Key](func(r *Key) []byte { return text(r.Tenant) })}),
-		table(tablePolicy, func(*Policy) []byte { return text("policy") }),
-		table(tablePrices, func(*Prices) []byte { return text("prices") }),
-		table(tableLease, func(r *Lease) []byte { return text(r.ID) },
-			&memdb.IndexSchema{Name: "live", Indexer: key[Lease](liveKey)}),
-		table(tableLedger, func(r *LedgerRow) []byte { return number(nil, r.Seq) },
-			&memdb.IndexSchema{Name: "open", Unique: true, Indexer: key[LedgerRow](stretchKey)},
-			&memdb.IndexSchema{Name: "tenant", Indexer: key[LedgerRow](func(r *LedgerRow) []byte { return number(text(r.Tenant), r.Seq) })}),
-	} {
-		out.Tables[t.Name] = t
-	}
-	return out
-}
-
-func drainingKey(r *Node) []byte {
+func drainingKey(r *Node) string {
 	if !r.Draining {
-		return nil
+		return ""
 	}
 	return text("draining")
 }
 
-func nameKey(r *VM) []byte {
+func nameKey(r *VM) string {
 	if !r.Live() {
-		return nil
+		return ""
 	}
 	return text(r.Tenant, r.Name)
 }
 
 // spareKey orders a pool's spares: ready ones first, the oldest first.
-func spareKey(r *VM) []byte {
+func spareKey(r *VM) string {
 	if !r.Warm || !r.Live() {
-		return nil
+		return ""
 	}
 	if r.WarmState() == "ready" {
-		return append(number(text(r.Pool, "0"), uint64(r.SpareSince)), r.ID...)
+		return number(text(r.Pool, "0"), uint64(r.SpareSince))
 	}
-	return append(number(text(r.Pool, "1"), uint64(r.CreatedAt)), r.ID...)
+	return number(text(r.Pool, "1"), uint64(r.CreatedAt))
 }
 
-// tenantKey finds what counts in a tenant's quota.
-func tenantKey(r *VM) []byte {
-	if !r.Live() || r.State == api.StateLost {
-		return nil
-	}
-	return text(r.Tenant)
-}
-
-func liveKey(r *Lease) []byte {
+func liveKey(r *Lease) string {
 	if !r.Live() {
-		return nil
+		return ""
 	}
 	return text("live")
 }
 
 // stretchKey finds the open stretch of a VM, or of a lease on a node.
-func stretchKey(r *LedgerRow) []byte {
+func stretchKey(r *LedgerRow) string {
 	if r.EndedAt != 0 || r.Kind == api.LedgerAdjustment {
-		return nil
+		return ""
 	}
 	if r.Kind == api.LedgerLease {
 		return text("lease", r.LeaseID, r.Node)
@@ -227,72 +199,30 @@ func stretchKey(r *LedgerRow) []byte {
 	return text("vm", r.VMID)
 }
 
-func claimedKey(r *VM) []byte {
+func claimedKey(r *VM) string {
 	if r.ClaimedFrom == "" || r.State == api.StateLost {
-		return nil
+		return ""
 	}
 	return text(r.ClaimedFrom)
 }
 
-func dueKey(r *VM) []byte {
+func dueKey(r *VM) string {
 	if r.ExpiresAt == 0 || !r.Live() {
-		return nil
+		return ""
 	}
-	return number(nil, uint64(r.ExpiresAt))
+	return number("", uint64(r.ExpiresAt))
 }
 
-func openKey(r *VM) []byte {
+func openKey(r *VM) string {
 	if !r.NeedsOrder() {
-		return nil
+		return ""
 	}
 	return text("open")
 }
 
-// find gives the first row of an index, nil if there is none.
-func find[T any](v View, table, index string, key any) *T {
-	raw, err := v.txn.First(table, index, key)
-	if err != nil {
-		panic(fmt.Sprintf("fsm: reading %s by %s: %v", table, index, err)) // only a wrong table or index name can do that
-	}
-	if raw == nil {
-		return nil
-	}
-	return raw.(*T)
-}
-
-// each gives the rows of an index in order. Without a key it gives all.
-func each[T any](v View, table, index string, key ...any) iter.Seq[*T] {
-	return func(yield func(*T) bool) {
-		it, err := v.txn.Get(table, index, key...)
-		if err != nil {
-			panic(fmt.Sprintf("fsm: reading %s by %s: %v", table, index, err))
-		}
-		for raw := it.Next(); raw != nil; raw = it.Next() {
-			if !yield(raw.(*T)) {
-				return
-			}
-		}
-	}
-}
-
-// from gives the rows of an index that are not before the key.
-func from[T any](v View, table, index string, key any) iter.Seq[*T] {
-	return func(yield func(*T) bool) {
-		it, err := v.txn.LowerBound(table, index, key)
-		if err != nil {
-			panic(fmt.Sprintf("fsm: reading %s by %s: %v", table, index, err))
-		}
-		for raw := it.Next(); raw != nil; raw = it.Next() {
-			if !yield(raw.(*T)) {
-				return
-			}
-		}
-	}
-}
-
 // Meta is the cluster's own row; zero before InitCluster.
 func (v View) Meta() Meta {
-	if m := find[Meta](v, tableMeta, "id", "meta"); m != nil {
+	if m := v.meta.find(byID, text("meta")); m != nil {
 		return *m
 	}
 	return Meta{}
@@ -303,77 +233,77 @@ func (v View) Index() uint64 { return v.Meta().Index }
 
 // Image finds a catalog entry by name, or by path when no name is it.
 func (v View) Image(nameOrPath string) *Image {
-	if i := find[Image](v, tableImage, "id", nameOrPath); i != nil {
+	if i := v.images.find(byID, text(nameOrPath)); i != nil {
 		return i
 	}
-	return find[Image](v, tableImage, "path", nameOrPath)
+	return v.images.find(imagePath, text(nameOrPath))
 }
 
 // Images are in the order of their names, from the given one on.
 func (v View) Images(start string) iter.Seq[*Image] {
-	return from[Image](v, tableImage, "id", []byte(start))
+	return v.images.from(byID, start)
 }
 
 // Node finds a host by name.
-func (v View) Node(name string) *Node { return find[Node](v, tableNode, "id", name) }
+func (v View) Node(name string) *Node { return v.nodes.find(byID, text(name)) }
 
 // Nodes are in the order of their names, from the given one on.
 func (v View) Nodes(start string) iter.Seq[*Node] {
-	return from[Node](v, tableNode, "id", []byte(start))
+	return v.nodes.from(byID, start)
 }
 
 // DrainingNodes are the nodes that are drained, by name.
 func (v View) DrainingNodes() iter.Seq[*Node] {
-	return each[Node](v, tableNode, "draining", "draining")
+	return v.nodes.each(nodeDraining, text("draining"))
 }
 
 // Use is what the rows of a node take of it.
 func (v View) Use(node string) Use {
-	if u := find[Use](v, tableUse, "id", node); u != nil {
+	if u := v.uses.find(byID, text(node)); u != nil {
 		return *u
 	}
 	return Use{Node: node}
 }
 
 // Pool finds a pool by name.
-func (v View) Pool(name string) *Pool { return find[Pool](v, tablePool, "id", name) }
+func (v View) Pool(name string) *Pool { return v.pools.find(byID, text(name)) }
 
 // Pools are in the order of their names, from the given one on.
 func (v View) Pools(start string) iter.Seq[*Pool] {
-	return from[Pool](v, tablePool, "id", []byte(start))
+	return v.pools.from(byID, start)
 }
 
 // VM finds a VM by id.
-func (v View) VM(id string) *VM { return find[VM](v, tableVM, "id", id) }
+func (v View) VM(id string) *VM { return v.vms.find(byID, text(id)) }
 
 // VMNamed finds the live VM that holds the name among a tenant's.
 func (v View) VMNamed(tenant, name string) *VM {
-	return find[VM](v, tableVM, "name", text(tenant, name))
+	return v.vms.find(vmName, text(tenant, name))
 }
 
 // VMs are in the order of their ids, from the given one on.
-func (v View) VMs(start string) iter.Seq[*VM] { return from[VM](v, tableVM, "id", []byte(start)) }
+func (v View) VMs(start string) iter.Seq[*VM] { return v.vms.from(byID, start) }
 
 // VMsOn are a node's VMs.
-func (v View) VMsOn(node string) iter.Seq[*VM] { return each[VM](v, tableVM, "node", node) }
+func (v View) VMsOn(node string) iter.Seq[*VM] { return v.vms.each(vmNode, text(node)) }
 
 // Spares are a pool's untaken VMs: the ready ones first, the oldest first.
 func (v View) Spares(pool string) iter.Seq[*VM] {
-	return each[VM](v, tableVM, "spare_prefix", text(pool))
+	return v.vms.each(vmSpare, text(pool))
 }
 
 // Claimed are the VMs taken from a pool that are still there.
-func (v View) Claimed(pool string) iter.Seq[*VM] { return each[VM](v, tableVM, "claimed", pool) }
+func (v View) Claimed(pool string) iter.Seq[*VM] { return v.vms.each(vmClaimed, text(pool)) }
 
 // Open are the VMs whose nodes have to be told something.
-func (v View) Open() iter.Seq[*VM] { return each[VM](v, tableVM, "open", "open") }
+func (v View) Open() iter.Seq[*VM] { return v.vms.each(vmOpen, text("open")) }
 
 // Due are the live VMs with a deadline, the earliest first.
-func (v View) Due() iter.Seq[*VM] { return from[VM](v, tableVM, "due", number(nil, 0)) }
+func (v View) Due() iter.Seq[*VM] { return v.vms.from(vmDue, number("", 0)) }
 
 // Operation finds a keyed request.
 func (v View) Operation(scope, key string) *Operation {
-	return find[Operation](v, tableOp, "id", text(scope, key))
+	return v.operations.find(byID, text(scope, key))
 }
 
 // Activities are the entries, newest first, that came before the given number (0: all).
@@ -381,29 +311,19 @@ func (v View) Activities(before uint64) iter.Seq[*Activity] {
 	if before == 0 {
 		before = 1 << 62
 	}
-	return func(yield func(*Activity) bool) {
-		it, err := v.txn.ReverseLowerBound(tableActivity, "id", number(nil, before-1))
-		if err != nil {
-			panic(fmt.Sprintf("fsm: reading activity: %v", err))
-		}
-		for raw := it.Next(); raw != nil; raw = it.Next() {
-			if !yield(raw.(*Activity)) {
-				return
-			}
-		}
-	}
+	return v.activity.back(byID, number("", before-1))
 }
 
 // JoinTokenByHash finds a token that was not used up.
 func (v View) JoinTokenByHash(hash string) *JoinToken {
-	return find[JoinToken](v, tableJoin, "hash", hash)
+	return v.joins.find(joinHash, text(hash))
 }
 
 // Claims24h sums a pool's claims of the last day up to the state's own time.
 func (v View) Claims24h(pool string) (claims, timed, sumMS int64) {
 	const day = 24 * 60
 	first := int64(v.Meta().Now)/60_000 - day + 1
-	for s := range from[ClaimStat](v, tableClaims, "id", number(text(pool), uint64(max(first, 0)))) {
+	for s := range v.claims.from(byID, number(text(pool), uint64(max(first, 0)))) {
 		if s.Pool != pool {
 			break
 		}
@@ -415,7 +335,7 @@ func (v View) Claims24h(pool string) (claims, timed, sumMS int64) {
 // Cold24h counts the launches of the last day that matched a pool and booted normally.
 func (v View) Cold24h(pool string) (cold int64) {
 	first := int64(v.Meta().Now)/60_000 - 24*60 + 1
-	for s := range from[ClaimStat](v, tableClaims, "id", number(text(pool), uint64(max(first, 0)))) {
+	for s := range v.claims.from(byID, number(text(pool), uint64(max(first, 0)))) {
 		if s.Pool != pool {
 			break
 		}
@@ -426,29 +346,21 @@ func (v View) Cold24h(pool string) (cold int64) {
 
 // Watch gives a channel that is closed when any row of the table that shows changes. kind is an event kind.
 func (v View) Watch(kind string) <-chan struct{} {
-	it, err := v.txn.Get(tableOf(kind), "id")
-	if err != nil {
-		panic(fmt.Sprintf("fsm: watching %s: %v", kind, err))
-	}
-	return it.WatchCh()
-}
-
-func tableOf(kind string) string {
 	switch kind {
 	case EventVM:
-		return tableVM
+		return v.vms.changed
 	case EventPool:
-		return tablePool
+		return v.pools.changed
 	case EventNode:
-		return tableNode
+		return v.nodes.changed
 	case EventLease:
-		return tableLease
+		return v.leases.changed
 	case EventTenant:
-		return tableTenant
+		return v.tenants.changed
 	case "image":
-		return tableImage
+		return v.images.changed
 	}
-	return tableMeta
+	return v.meta.changed
 }
 
 // Need is one VM that wants a host.

@@ -7,25 +7,25 @@ import (
 )
 
 // Tenant finds a tenant by name.
-func (v View) Tenant(name string) *Tenant { return find[Tenant](v, tableTenant, "id", name) }
+func (v View) Tenant(name string) *Tenant { return v.tenants.find(byID, text(name)) }
 
 // Tenants are in the order of their names, from the given one on.
 func (v View) Tenants(start string) iter.Seq[*Tenant] {
-	return from[Tenant](v, tableTenant, "id", []byte(start))
+	return v.tenants.from(byID, start)
 }
 
 // Key finds an API key by its id, KeyByHash by the hash of its secret.
-func (v View) Key(id string) *Key { return find[Key](v, tableKey, "id", id) }
+func (v View) Key(id string) *Key { return v.keys.find(byID, text(id)) }
 
 // KeyByHash finds an API key by the hash of its secret.
-func (v View) KeyByHash(hash string) *Key { return find[Key](v, tableKey, "hash", hash) }
+func (v View) KeyByHash(hash string) *Key { return v.keys.find(keyHash, text(hash)) }
 
 // Keys are a tenant's, or the operators' for an empty name.
-func (v View) Keys(tenant string) iter.Seq[*Key] { return each[Key](v, tableKey, "tenant", tenant) }
+func (v View) Keys(tenant string) iter.Seq[*Key] { return v.keys.each(keyTenant, text(tenant)) }
 
 // Policy is what the operator allows.
 func (v View) Policy() api.Policy {
-	if p := find[Policy](v, tablePolicy, "id", "policy"); p != nil {
+	if p := v.policy.find(byID, text("policy")); p != nil {
 		return p.Policy
 	}
 	return api.DefaultPolicy()
@@ -33,13 +33,8 @@ func (v View) Policy() api.Policy {
 
 // Holding sums up what a tenant holds, from its live rows.
 func (v View) Holding(tenant string) (h api.Holding) {
-	for vm := range each[VM](v, tableVM, "tenant", tenant) {
-		h.VMs++
-		h.VCPUs += int64(vm.VCPUs)
-		h.MemoryMiB += vm.MemoryMiB
-		if vm.GuestOS == api.GuestMacOS {
-			h.MacOSGuests++
-		}
+	if have := v.holdings.find(byID, text(tenant)); have != nil {
+		h = have.Holding
 	}
 	for l := range v.LiveLeases() {
 		if l.Tenant == tenant {
@@ -190,7 +185,7 @@ func (t *tx) createTenant(c CreateTenant) (any, error) {
 	if _, err := t.remember(Operation{Ref: row.Name}); err != nil {
 		return nil, err
 	}
-	t.insert(tableTenant, row)
+	t.tenants.put(row)
 	t.event(EventTenant, ActionCreated, row.Name, row)
 	t.log(t.env.Actor, "POST /fleet/tenants", row.Name, row.Name, "ok")
 	return row, nil
@@ -231,7 +226,7 @@ func (t *tx) patchTenant(c PatchTenant) (any, error) {
 		return nil, err
 	}
 	row.Version = t.index
-	t.insert(tableTenant, &row)
+	t.tenants.put(&row)
 	t.event(EventTenant, ActionChanged, row.Name, &row)
 	t.log(t.env.Actor, "PATCH /fleet/tenants/{name}", row.Name, row.Name, "ok")
 	t.tryAgainAll(row.Name)
@@ -281,9 +276,9 @@ func (t *tx) deleteTenant(c DeleteTenant) (any, error) {
 		keys = append(keys, k)
 	}
 	for _, k := range keys {
-		t.remove(tableKey, k)
+		t.keys.remove(k)
 	}
-	t.remove(tableTenant, have)
+	t.tenants.remove(have)
 	t.event(EventTenant, ActionDeleted, have.Name, have)
 	t.log(t.env.Actor, "DELETE /fleet/tenants/{name}", c.Name, c.Name, "ok")
 	return nil, nil
@@ -315,7 +310,7 @@ func (t *tx) createKey(c CreateKey) (any, error) {
 	if _, err := t.remember(Operation{Ref: row.ID}); err != nil {
 		return nil, err
 	}
-	t.insert(tableKey, &row)
+	t.keys.put(&row)
 	t.log(t.env.Actor, "POST "+keysRoute(row.Tenant), row.ID, row.Tenant, "ok", "role", row.Role)
 	return &row, nil
 }
@@ -333,7 +328,7 @@ func (t *tx) deleteKey(c DeleteKey) (any, error) {
 	if have == nil || have.Tenant != c.Tenant {
 		return nil, notFound("key", c.ID)
 	}
-	t.remove(tableKey, have)
+	t.keys.remove(have)
 	t.log(t.env.Actor, "DELETE "+keysRoute(have.Tenant)+"/{id}", have.ID, have.Tenant, "ok")
 	return nil, nil
 }
@@ -344,7 +339,7 @@ func (t *tx) touchKeys(c TouchKeys) (any, error) {
 		if have := t.Key(u.ID); have != nil && u.At > have.LastUsedAt {
 			row := *have
 			row.LastUsedAt = min(u.At, t.now)
-			t.insert(tableKey, &row)
+			t.keys.put(&row)
 		}
 	}
 	return nil, nil
@@ -372,7 +367,7 @@ func (t *tx) patchPolicy(c PatchPolicy) (any, error) {
 	}
 	row.Version = t.index
 	stored := &Policy{row}
-	t.insert(tablePolicy, stored)
+	t.policy.put(stored)
 	t.log(t.env.Actor, "PATCH /fleet/policy", "policy", "", "ok")
 	return stored, nil
 }

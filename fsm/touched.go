@@ -56,14 +56,21 @@ func (s *State) Touched(after uint64) (nodes []string, ok bool) {
 	return nodes, true
 }
 
-// touch notes that a row which placement looks at is being written.
-func (t *tx) touch(row any) {
-	switch r := row.(type) {
-	case *Node:
-		t.touched = append(t.touched, r.Name)
-	case *Use:
-		t.touched = append(t.touched, r.Node)
-	case *Lease:
-		t.touched = append(t.touched, r.Nodes...)
+// touched are the hosts whose rows, use or lease the command changed.
+func (j *journal) touched() (nodes []string) {
+	for _, c := range *j {
+		row := c.row
+		if row == nil {
+			row = c.old
+		}
+		switch r := row.(type) {
+		case *Node:
+			nodes = append(nodes, r.Name)
+		case *Use:
+			nodes = append(nodes, r.Node)
+		case *Lease: // it keeps its hosts
+			nodes = append(nodes, r.Nodes...)
+		}
 	}
+	return nodes
 }

@@ -15,18 +15,18 @@ func (t *tx) putVM(old, row *VM) {
 	t.account(old, row)
 	switch {
 	case row == nil:
-		t.remove(tableVM, old)
+		t.vms.remove(old)
 		t.event(EventVM, ActionDeleted, old.Tenant, old)
 	case old == nil:
 		row.Version = t.index
-		t.insert(tableVM, row)
+		t.vms.put(row)
 		t.event(EventVM, ActionCreated, row.Tenant, row)
 	default:
 		if shows(old, row) {
 			row.Version = t.index
 			t.event(EventVM, ActionChanged, row.Tenant, row)
 		}
-		t.insert(tableVM, row)
+		t.vms.put(row)
 	}
 }
 
@@ -37,11 +37,12 @@ func shows(a, b *VM) bool {
 		a.ClaimedFrom != b.ClaimedFrom || a.ColdReason != b.ColdReason || (a.Claim == nil) != (b.Claim == nil) || !maps.Equal(a.Labels, b.Labels)
 }
 
-// use adds a row to what its node holds, or takes it away.
+// use adds a row to what its node and its tenant hold, or takes it away.
 func (t *tx) use(v *VM, sign int) {
 	if v == nil {
 		return
 	}
+	t.hold(v, int64(sign))
 	u := t.Use(v.Node)
 	overcommit := 1
 	if n := t.Node(v.Node); n != nil {
@@ -49,10 +50,43 @@ func (t *tx) use(v *VM, sign int) {
 	}
 	addUse(&u, v, sign, overcommit)
 	if u.VMs == 0 {
-		t.remove(tableUse, &u)
+		t.uses.remove(&u)
 		return
 	}
-	t.insert(tableUse, &u)
+	t.uses.put(&u)
+}
+
+// holding is what a tenant's VMs count for in its quota. It is derived from them in the same change, never stored in a
+// snapshot, and recounted by Check.
+type holding struct {
+	tenant string
+	api.Holding
+}
+
+func (t *tx) hold(v *VM, sign int64) {
+	if v.counts() {
+		h := holding{tenant: v.Tenant}
+		if have := t.holdings.find(byID, text(v.Tenant)); have != nil {
+			h = *have
+		}
+		h.add(v, sign)
+		if h.VMs == 0 {
+			t.holdings.remove(&h)
+			return
+		}
+		t.holdings.put(&h)
+	}
+}
+
+// counts says that the VM counts in its tenant's quota.
+func (v *VM) counts() bool { return v.Live() && v.State != api.StateLost }
+
+func (h *holding) add(v *VM, sign int64) {
+	one := holds(v.GuestOS, v.VCPUs, v.MemoryMiB)
+	h.VMs += sign
+	h.VCPUs += sign * one.VCPUs
+	h.MemoryMiB += sign * one.MemoryMiB
+	h.MacOSGuests += sign * one.MacOSGuests
 }
 
 // recount adds up anew what a node holds, for its overcommit weighs macOS guests.
@@ -62,7 +96,7 @@ func (t *tx) recount(n *Node) {
 		addUse(&u, v, +1, max(n.CPUOvercommit, 1))
 	}
 	if u.VMs > 0 {
-		t.insert(tableUse, &u)
+		t.uses.put(&u)
 	}
 }
 
@@ -297,7 +331,7 @@ func (t *tx) handedOver(v *VM, ms int64) {
 	if op := t.operationOf(v); op != nil {
 		row := *op
 		row.ClaimMS = ms
-		t.insert(tableOp, &row)
+		t.operations.put(&row)
 	}
 }
 

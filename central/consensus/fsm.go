@@ -9,13 +9,19 @@ import (
 	"github.com/hashicorp/raft"
 )
 
+// Entry is one committed command.
+type Entry struct {
+	Index   uint64
+	Command []byte
+}
+
 // FSM is the replicated state. Its methods are called one at a time; what Snapshot returns is written while
 // later commands are applied, so it must be a view that no longer changes.
 type FSM interface {
-	// Apply changes the state by one committed command. It is deterministic: the same commands give the same
-	// state and results on every replica. Indexes rise but have gaps. The result goes to whoever proposed the
-	// command, on the replica that proposed it.
-	Apply(index, term uint64, command []byte) (result any)
+	// Apply changes the state by committed commands, in order, and gives a result for each. It is deterministic: the
+	// same commands give the same state and results on every replica, however they are put together. Indexes rise but
+	// have gaps; there is one entry at least. A result goes to whoever proposed the command, on the replica that proposed it.
+	Apply(entries []Entry) (results []any)
 	// Snapshot gives a frozen view of the state. Nothing is applied until it returns, so it must be quick.
 	Snapshot() (io.WriterTo, error)
 	// Restore replaces the whole state by what a snapshot wrote. It must verify all of it before it changes
@@ -47,19 +53,40 @@ type machine struct {
 }
 
 var (
-	_ raft.FSM                = (*machine)(nil)
+	_ raft.BatchingFSM        = (*machine)(nil)
 	_ raft.ConfigurationStore = (*machine)(nil)
 )
 
-func (m *machine) Apply(entry *raft.Log) any {
-	result := m.fsm.Apply(entry.Index, entry.Term, entry.Data)
+func (m *machine) Apply(entry *raft.Log) any { return m.ApplyBatch([]*raft.Log{entry})[0] }
+
+// ApplyBatch takes commands and changes of the members, and gives as many results.
+func (m *machine) ApplyBatch(logs []*raft.Log) []any {
+	entries := make([]Entry, 0, len(logs))
+	for _, l := range logs {
+		if l.Type == raft.LogCommand {
+			entries = append(entries, Entry{l.Index, l.Data})
+		}
+	}
+	var results []any
+	if len(entries) > 0 {
+		results = m.fsm.Apply(entries)
+	}
 	if m.clusterID == "" {
 		if err := m.belong(false); err != nil {
 			m.exit(exitCode(err), err.Error())
 		}
 	}
-	m.applied.Store(entry.Index)
-	return result
+	m.applied.Store(logs[len(logs)-1].Index)
+	if len(entries) == len(logs) {
+		return results
+	}
+	out := make([]any, len(logs))
+	for i, l := range logs {
+		if l.Type == raft.LogCommand {
+			out[i], results = results[0], results[1:]
+		}
+	}
+	return out
 }
 
 // StoreConfiguration only moves the applied index on: raft itself keeps the members.

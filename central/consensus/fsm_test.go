@@ -19,7 +19,14 @@ type list struct {
 	block   chan struct{} // Apply waits for it if not nil
 }
 
-func (l *list) Apply(_, _ uint64, command []byte) any {
+func (l *list) Apply(entries []Entry) (results []any) {
+	for _, e := range entries {
+		results = append(results, l.add(e.Command))
+	}
+	return results
+}
+
+func (l *list) add(command []byte) any {
 	l.mu.Lock()
 	block := l.block
 	l.mu.Unlock()

@@ -195,7 +195,7 @@ func (f *Found) replay(store *raftboltdb.BoltStore, from uint64, state FSM, appl
 		f.Term = max(f.Term, term)
 		switch entry.Type {
 		case raft.LogCommand:
-			if err := apply(index, state.Apply(index, entry.Term, entry.Data)); err != nil {
+			if err := apply(index, state.Apply([]Entry{{index, entry.Data}})[0]); err != nil {
 				return err
 			}
 		case raft.LogConfiguration:

@@ -13,7 +13,7 @@ import (
 // rawState is a state machine that does nothing: what is left is the log.
 type rawState struct{}
 
-func (rawState) Apply(index, _ uint64, _ []byte) any { return index }
+func (rawState) Apply(entries []consensus.Entry) []any { return make([]any, len(entries)) }
 
 func (rawState) Snapshot() (io.WriterTo, error) { return rawState{}, nil }
 
