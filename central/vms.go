@@ -129,12 +129,19 @@ func refOf(op *fsm.Operation) string {
 	return op.Ref
 }
 
+// spareCandidates is how many hosts are named for a launch that finds a spare, should others take it first: what a command
+// names is read by every replica.
+const spareCandidates = 4
+
 // commitLaunch ranks and proposes, again if the hosts filled up in between.
 func (q *request) commitLaunch(g *reign, op *fsm.Op, id string, l fsm.Launch) (*fsm.Operation, bool, error) {
 	for try := 1; ; try++ {
-		body, why := g.rankLaunch(q.r.state.View(), id, l)
+		view := q.r.state.View()
+		body, why := g.rankLaunch(view, id, l)
 		if why != nil {
 			body = fsm.LaunchVM{ID: id, Launch: l, Keep: true} // the state says no, or knows the key
+		} else if plan, err := view.Plan(&l, nil, body.NoHandOut); try == 1 && err == nil && plan.Claim != nil {
+			body.Candidates = body.Candidates[:min(len(body.Candidates), spareCandidates)]
 		}
 		result, err := q.propose(fsm.KindLaunchVM, op, body)
 		switch full := codeOf(err) == api.CodeNoCapacity; {

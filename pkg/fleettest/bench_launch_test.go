@@ -88,10 +88,14 @@ func (b *bench) fleet(hosts int) *benchFleet {
 	return f
 }
 
-// fill makes the pools, of 32 spares each, and waits until they are full.
+// fill makes the pools, of 32 spares each, and waits until they are full. Hosts that have nothing to boot may start many
+// spares at a time.
 func (f *benchFleet) fill(pools int) {
 	f.t.Helper()
 	f.pools = pools
+	if _, err := f.client.PatchPolicy(f.ctx, api.PolicyPatch{MaxBootsPerNode: api.Some(64)}); err != nil {
+		f.t.Fatal(err)
+	}
 	ready, most := api.MaxMinReady, api.MaxMaxTotal
 	for i := range pools {
 		if _, err := f.client.CreatePool(f.ctx, api.PoolRequest{Name: fmt.Sprint("pool-", i), Image: "tiny", MinReady: &ready, MaxTotal: &most}, ""); err != nil {
