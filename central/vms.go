@@ -133,15 +133,17 @@ func refOf(op *fsm.Operation) string {
 // names is read by every replica.
 const spareCandidates = 4
 
-// commitLaunch ranks and proposes, again if the hosts filled up in between.
+// commitLaunch ranks and proposes, again if the hosts filled up in between. A first try for a spare is none of the rankings.
 func (q *request) commitLaunch(g *reign, op *fsm.Op, id string, l fsm.Launch) (*fsm.Operation, bool, error) {
-	for try := 1; ; try++ {
+	for try := 0; ; try++ {
 		view := q.r.state.View()
 		body, why := g.rankLaunch(view, id, l)
 		if why != nil {
 			body = fsm.LaunchVM{ID: id, Launch: l, Keep: true} // the state says no, or knows the key
-		} else if plan, err := view.Plan(&l, nil, body.NoHandOut); try == 1 && err == nil && plan.Claim != nil {
+		} else if plan, err := view.Plan(&l, nil, body.NoHandOut); try == 0 && err == nil && plan.Claim != nil {
 			body.Candidates = body.Candidates[:min(len(body.Candidates), spareCandidates)]
+		} else {
+			try = max(try, 1)
 		}
 		result, err := q.propose(fsm.KindLaunchVM, op, body)
 		switch full := codeOf(err) == api.CodeNoCapacity; {
