@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"reflect"
 	"slices"
 	"testing"
@@ -77,6 +78,9 @@ func (f *fleet) apply(raw []byte) Result {
 	if r.Err != nil || r.Replayed {
 		if changed := difference(f.t, before, after); changed != "" {
 			f.t.Fatalf("command %d, %s, was refused (%v) or replayed and changed %s", f.index, raw[1:], r.Err, changed)
+		}
+		if told, _, ok := f.state.Events().After(f.index-1, math.MaxInt, 1); !ok || len(told) > 0 {
+			f.t.Fatalf("command %d, %s, was refused (%v) or replayed and told of %+v", f.index, raw[1:], r.Err, told)
 		}
 	}
 	if r.Err != nil && (!r.Err.Code.Known() || r.Err.Detail == "" || r.Value != nil) {
