@@ -345,7 +345,11 @@ func (m machine) Apply(entries []consensus.Entry) []any {
 	stored := m.r.stored.Load()
 	replayed := func(e consensus.Entry) bool { return stored < 0 || e.Index <= uint64(stored) }
 	if i := slices.IndexFunc(entries, func(e consensus.Entry) bool { return !replayed(e) }); i > 0 { // time counts from there on
-		return append(m.Apply(entries[:i]), m.Apply(entries[i:])...)
+		out := m.Apply(entries[:i])
+		if err, failed := out[i-1].(error); failed {
+			return append(out, slices.Repeat([]any{err}, len(entries)-i)...)
+		}
+		return append(out, m.Apply(entries[i:])...)
 	}
 	out, err := applyAll(m.r.state, entries)
 	if err != nil {

@@ -52,10 +52,7 @@ type machine struct {
 	repeated  repeats
 }
 
-var (
-	_ raft.BatchingFSM        = (*machine)(nil)
-	_ raft.ConfigurationStore = (*machine)(nil)
-)
+var _ raft.BatchingFSM = (*machine)(nil)
 
 func (m *machine) Apply(entry *raft.Log) any { return m.ApplyBatch([]*raft.Log{entry})[0] }
 
@@ -77,9 +74,6 @@ func (m *machine) ApplyBatch(logs []*raft.Log) []any {
 		}
 	}
 	m.applied.Store(logs[len(logs)-1].Index)
-	if len(entries) == len(logs) {
-		return results
-	}
 	out := make([]any, len(logs))
 	for i, l := range logs {
 		if l.Type == raft.LogCommand {
@@ -88,9 +82,6 @@ func (m *machine) ApplyBatch(logs []*raft.Log) []any {
 	}
 	return out
 }
-
-// StoreConfiguration only moves the applied index on: raft itself keeps the members.
-func (m *machine) StoreConfiguration(index uint64, _ raft.Configuration) { m.applied.Store(index) }
 
 func (m *machine) Snapshot() (raft.FSMSnapshot, error) {
 	view, err := m.fsm.Snapshot()

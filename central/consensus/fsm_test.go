@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/hashicorp/raft"
 )
 
 // list is a real state machine as small as can be: commands are appended, "init:ID" sets the cluster id, and the
@@ -85,6 +87,42 @@ func (l *list) all() []string {
 }
 
 func (l *list) has(item string) bool { return slices.Contains(l.all(), item) }
+
+// Raft puts changes of the members among the commands, and wants a result for each entry.
+func TestABatchGivesEachEntryItsResult(t *testing.T) {
+	const command, change = raft.LogCommand, raft.LogConfiguration
+	for name, batch := range map[string][]raft.LogType{
+		"commands alone":         {command, command},
+		"a change alone":         {change},
+		"a change first":         {change, command, command},
+		"changes among commands": {command, change, command, change, change, command},
+	} {
+		t.Run(name, func(t *testing.T) {
+			state := &list{}
+			m := machine{fsm: state, name: "a", identity: &identity{}, exit: func(_ int, message string) { t.Error(message) }}
+			var logs []*raft.Log
+			var want []any
+			commands := 0
+			for i, kind := range batch {
+				l := &raft.Log{Index: uint64(10 + i), Type: kind, Data: []byte("init:c")}
+				logs, want = append(logs, l), append(want, nil)
+				if kind == command {
+					commands++
+					want[i] = commands
+				}
+			}
+			if got := m.ApplyBatch(logs); !slices.Equal(got, want) {
+				t.Errorf("got %v, want %v", got, want)
+			}
+			if got, last := m.applied.Load(), logs[len(logs)-1].Index; got != last || len(state.all()) != commands {
+				t.Errorf("%d commands are applied up to %d, want %d up to %d", len(state.all()), got, commands, last)
+			}
+			if marked := m.identity.ClusterID == "c"; marked != (commands > 0) {
+				t.Errorf("after %d commands the directory is marked as of cluster %q", commands, m.identity.ClusterID)
+			}
+		})
+	}
+}
 
 func TestSameSnapshotThriceWithinAMinuteIsALoop(t *testing.T) {
 	var r repeats
