@@ -48,7 +48,7 @@ func TestPlacementBench(t *testing.T) {
 		t.Skip("a measurement; run it by its name")
 	}
 	g, state, do := crowded(t, 10_000)
-	const pairs, blockTime = 5, 2 * time.Second
+	const pairs, blockTime = 6, 2 * time.Second
 	median := func(block func() time.Duration) float64 {
 		var took []time.Duration
 		for began := time.Now(); time.Since(began) < blockTime; {

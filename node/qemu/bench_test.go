@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"os"
+	"os/signal"
 	"slices"
 	"strings"
 	"testing"
@@ -18,12 +20,16 @@ import (
 const benchPairs = 10
 
 // densityFigures are what TestDensityBench prints for programs: of what a copy of a template costs over what a machine
-// costs that boots, the median of the pairs, and the least and the most.
+// costs that boots, the median of the pairs, and the least and the most; and what each machine took, pair by pair.
 type densityFigures struct {
 	Refill       float64    `json:"refill_ratio"` // of the times until each could be handed out
 	RefillSpread [2]float64 `json:"refill_spread"`
 	PSS          float64    `json:"pss_ratio"` // of what each holds once all are idle
 	PSSSpread    [2]float64 `json:"pss_spread"`
+	Boot         []float64  `json:"boot_seconds"`
+	Copy         []float64  `json:"copy_seconds"`
+	BootHolds    []float64  `json:"boot_mib"`
+	CopyHolds    []float64  `json:"copy_mib"`
 }
 
 // TestDensityBench starts machines by a boot and from one template, in turns so that whatever else the host does
@@ -44,9 +50,17 @@ func TestDensityBench(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	interrupted, stop := signal.NotifyContext(t.Context(), os.Interrupt) // so that the machines are ended first
+	defer stop()
+	goOn := func() {
+		if interrupted.Err() != nil {
+			t.Fatal("interrupted")
+		}
+	}
 	var booted, copied []machine.Machine
 	var bootTook, copyTook []float64 // seconds
 	for n := range benchPairs {
+		goOn()
 		began := time.Now()
 		m := started(t, d, spec2(spec), t.TempDir())
 		awaitAgent(t, m)
@@ -57,9 +71,9 @@ func TestDensityBench(t *testing.T) {
 		renewed(t, m, n) // nobody is given a copy before
 		copyTook, copied = append(copyTook, time.Since(began).Seconds()), append(copied, m)
 	}
-	bootHolds, copyHolds := settled(t, booted, copied)
+	bootHolds, copyHolds := settled(t, booted, copied, goOn)
 
-	var out densityFigures
+	out := densityFigures{Boot: bootTook, Copy: copyTook, BootHolds: bootHolds, CopyHolds: copyHolds}
 	out.Refill, out.RefillSpread = ratio(copyTook, bootTook)
 	out.PSS, out.PSSSpread = ratio(copyHolds, bootHolds)
 	fmt.Printf("%d VMs of %d MiB each way %18s %24s\n", benchPairs, spec.MemoryMiB, "boot", "copy of a template")
@@ -81,12 +95,14 @@ func TestDensityBench(t *testing.T) {
 	fmt.Printf("BENCH %s\n", line)
 }
 
-// settled waits until the machines' memory stays what it is, and gives what each of both kinds holds in MiB.
-func settled(t *testing.T, a, b []machine.Machine) (ofA, ofB []float64) {
+// settled waits until the machines' memory stays what it is, and gives what each of both kinds holds in MiB. Before each
+// look it calls goOn.
+func settled(t *testing.T, a, b []machine.Machine, goOn func()) (ofA, ofB []float64) {
 	t.Helper()
 	const look, still, quiet = time.Second, 0.005, 5 // a change below still between looks, so often in a row
 	last, calm := 0.0, 0
 	for end := time.Now().Add(bootWithin); ; <-time.After(look) {
+		goOn()
 		ofA, ofB = held(t, a), held(t, b)
 		total := 0.0
 		for _, mib := range slices.Concat(ofA, ofB) {

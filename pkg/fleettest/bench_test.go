@@ -11,12 +11,14 @@ import (
 	"math"
 	"net/http"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"text/tabwriter"
 	"time"
@@ -41,14 +43,19 @@ type benchFigure struct {
 	Pairs    []float64  `json:"pairs"`
 }
 
+// stepTime bounds each step, so that one that is stuck does not keep the others from being measured.
+const stepTime = 10 * time.Minute
+
 // bench is one run of make bench.
 type bench struct {
 	t       *testing.T
 	ctx     context.Context
-	dir     string // data of everything that is compared: one disk
+	fail    context.CancelCauseFunc // ends the step under way
+	dir     string                  // data of everything that is compared: one disk
 	client  *http.Client
 	figures []benchFigure
-	began   float64 // load average when the figures under way began
+	missing []string // what was asked for and not measured, and why
+	began   float64  // load average when the figures under way began
 }
 
 // TestBench measures ratios: what this fleet takes against the least that the same machine takes for the same, in turns.
@@ -58,12 +65,19 @@ func TestBench(t *testing.T) {
 	if which == "" || out == "" {
 		t.Skip("make bench measures")
 	}
-	dir, err := os.MkdirTemp(out, "bench-data-") // not the temporary directory, which may be memory
+	asked, err := benchAsked(which)
 	if err != nil {
 		t.Fatal(err)
 	}
+	removeStale(out)
+	dir := filepath.Join(out, fmt.Sprint(benchData, os.Getpid())) // not in the temporary directory, which may be memory
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	b := &bench{t: t, ctx: t.Context(), dir: dir, client: &http.Client{Timeout: time.Minute, Transport: &http.Transport{MaxIdleConnsPerHost: 256}}}
+	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt, syscall.SIGTERM) // what was started and written goes then, too
+	defer stop()
+	b := &bench{t: t, dir: dir, client: &http.Client{Timeout: time.Minute, Transport: &http.Transport{MaxIdleConnsPerHost: 256}}}
 	t.Cleanup(b.client.CloseIdleConnections)
 	for _, step := range []struct {
 		figures []int
@@ -76,20 +90,67 @@ func TestBench(t *testing.T) {
 		{[]int{9}, (*bench).failovers},
 		{[]int{10}, (*bench).density},
 	} {
-		if which == "all" || slices.ContainsFunc(step.figures, func(id int) bool { return slices.Contains(strings.Split(which, ","), strconv.Itoa(id)) }) {
-			b.began = loadAverage()
-			t.Run(fmt.Sprint(step.figures), func(t *testing.T) { // what it starts ends with it
-				b.t, b.ctx = t, t.Context()
-				step.run(b)
-			})
-			b.t, b.ctx = t, t.Context()
+		wanted := slices.DeleteFunc(step.figures, func(id int) bool { return !asked[id] })
+		if len(wanted) == 0 {
+			continue
+		}
+		b.began = loadAverage()
+		t.Run(fmt.Sprint(wanted), func(t *testing.T) { // what it starts ends with it
+			limited, end := context.WithTimeoutCause(ctx, stepTime, fmt.Errorf("this step has taken %s", stepTime))
+			defer end()
+			b.t = t
+			b.ctx, b.fail = context.WithCancelCause(limited)
+			defer b.fail(nil)
+			step.run(b)
+		})
+		if b.t = t; ctx.Err() != nil {
+			t.Fatalf("interrupted: what an earlier run wrote into %s stays", out)
+		}
+		for _, id := range wanted {
+			if !slices.ContainsFunc(b.figures, func(f benchFigure) bool { return f.ID == id }) {
+				b.missing = append(b.missing, fmt.Sprintf("%d was not measured: see above", id))
+			}
 		}
 	}
-	b.figures = slices.DeleteFunc(b.figures, func(f benchFigure) bool {
-		return which != "all" && !slices.Contains(strings.Split(which, ","), strconv.Itoa(f.ID))
-	})
+	b.figures = slices.DeleteFunc(b.figures, func(f benchFigure) bool { return !asked[f.ID] })
 	slices.SortStableFunc(b.figures, func(a, b benchFigure) int { return cmp.Compare(a.ID, b.ID) })
+	if len(b.figures) == 0 {
+		t.Fatalf("nothing was measured: what an earlier run wrote into %s stays", out)
+	}
 	b.report(out)
+}
+
+// benchData begins the name of a run's data directory, which ends with its process id.
+const benchData = "bench-data-"
+
+// removeStale removes the data of runs that were killed.
+func removeStale(out string) {
+	dirs, _ := filepath.Glob(filepath.Join(out, benchData+"*")) // the pattern is right
+	for _, dir := range dirs {
+		if pid, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(dir), benchData)); err == nil && errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
+			_ = os.RemoveAll(dir) // if not now, then next time
+		}
+	}
+}
+
+// benchAsked reads which figures are to be measured.
+func benchAsked(which string) (asked map[int]bool, err error) {
+	const most = 10
+	asked = map[int]bool{}
+	for _, one := range strings.Split(which, ",") {
+		id, err := strconv.Atoi(strings.TrimSpace(one))
+		switch {
+		case one == "all":
+			for id := range most {
+				asked[id+1] = true
+			}
+		case err != nil || id < 1 || id > most:
+			return nil, fmt.Errorf("there is no figure %q: say make bench ONLY=1,2 with numbers from 1 to %d, or leave ONLY out for all", one, most)
+		default:
+			asked[id] = true
+		}
+	}
+	return asked, nil
 }
 
 // add takes a figure in. pairs holds one ratio, or count, for each pair of blocks.
@@ -124,6 +185,9 @@ func (b *bench) report(out string) {
 		}
 	}
 	_ = w.Flush() // into memory
+	for _, one := range b.missing {
+		fmt.Fprintln(&text, one)
+	}
 	raw, err := json.MarshalIndent(b.figures, "", " ")
 	if err == nil {
 		err = errors.Join(os.WriteFile(filepath.Join(out, "bench.json"), append(raw, '\n'), 0o600),
@@ -189,7 +253,7 @@ func (b *bench) block(clients int, d time.Duration, call func() error) block {
 	working.Wait()
 	out.elapsed = time.Since(began)
 	if failed != nil {
-		b.t.Fatal(failed)
+		b.t.Fatal(errors.Join(context.Cause(b.ctx), failed))
 	}
 	slices.Sort(out.took)
 	return out

@@ -35,7 +35,7 @@ func eventually(ctx context.Context, t *testing.T, what string, ok func() bool) 
 	for !ok() {
 		select {
 		case <-ctx.Done():
-			t.Fatalf("waited too long: %s", what)
+			t.Fatalf("waited too long: %s: %v", what, context.Cause(ctx))
 		case <-tick.C:
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -49,7 +50,7 @@ type part struct {
 	From, To int      // the numbers of the nodes
 }
 
-// play runs the part until SIGTERM.
+// play runs the part until SIGTERM, or until who started it is gone.
 func play(raw string) error {
 	var p part
 	if err := json.Unmarshal([]byte(raw), &p); err != nil {
@@ -57,6 +58,10 @@ func play(raw string) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin) // nothing is ever written
+		stop()
+	}()
 	if p.Profile != "" {
 		file, err := os.Create(p.Profile)
 		if err != nil {
@@ -236,11 +241,27 @@ type scale struct {
 	dir    string // of the replicas' data
 	raw    bool   // replicas are the baseline's
 	urls   []string
-	parts  map[string]*exec.Cmd // replicas by their URLs
-	roles  map[string]part      // what they play
+	parts  map[string]*process // replicas by their URLs
+	roles  map[string]part     // what they play
+	fail   context.CancelCauseFunc
 }
 
-func (s *scale) start(p part) *exec.Cmd {
+// process is a part that runs.
+type process struct {
+	*exec.Cmd
+	asked atomic.Bool   // to end
+	ended chan struct{} // it has
+}
+
+// end lets the process end by what is called for, and waits for it.
+func (p *process) end(by func() error) {
+	p.asked.Store(true)
+	_ = by() // it may have ended
+	<-p.ended
+}
+
+// start runs a part. One that ends without being asked to ends whatever waits for it: fail says why.
+func (s *scale) start(p part) *process {
 	s.t.Helper()
 	raw, err := json.Marshal(p)
 	if err != nil {
@@ -253,18 +274,27 @@ func (s *scale) start(p part) *exec.Cmd {
 	cmd := exec.Command(self)
 	cmd.Env = append(os.Environ(), partEnv+"="+string(raw))
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	if _, err := cmd.StdinPipe(); err != nil { // it closes with this process, however that ends
+		s.t.Fatal(err)
+	}
 	if err := cmd.Start(); err != nil {
 		s.t.Fatal(err)
 	}
-	s.t.Cleanup(func() {
-		end := cmd.Process.Kill
-		if p.Profile != "" {
-			end = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	out := &process{Cmd: cmd, ended: make(chan struct{})}
+	go func() {
+		defer close(out.ended)
+		if err := cmd.Wait(); !out.asked.Load() && s.fail != nil {
+			s.fail(fmt.Errorf("%s ended by itself (%v); what it said of that is above. Has the disk room, and is nobody else at its ports?", cmp.Or(p.Name, "a part"), err))
 		}
-		_ = end() // it may have ended
-		_ = cmd.Wait()
+	}()
+	s.t.Cleanup(func() {
+		by := cmd.Process.Kill
+		if p.Profile != "" {
+			by = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+		}
+		out.end(by)
 	})
-	return cmd
+	return out
 }
 
 func freeAddr(t *testing.T) string {
@@ -289,9 +319,11 @@ func TestAFleetAtScale(t *testing.T) {
 		return otherwise
 	}
 	nodes, vms := number("FLUXVM_SCALE_NODES", 50), number("FLUXVM_SCALE_VMS", 100)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(number("FLUXVM_SCALE_MINUTES", 20))*time.Minute)
+	limited, cancel := context.WithTimeout(t.Context(), time.Duration(number("FLUXVM_SCALE_MINUTES", 20))*time.Minute)
 	defer cancel()
-	s := &scale{t: t, ctx: ctx, token: central.NewToken("fvx_op_"), dir: t.TempDir(), parts: map[string]*exec.Cmd{}}
+	ctx, fail := context.WithCancelCause(limited)
+	defer fail(nil)
+	s := &scale{t: t, ctx: ctx, fail: fail, token: central.NewToken("fvx_op_"), dir: t.TempDir(), parts: map[string]*process{}}
 	s.startReplicas()
 	eventually(ctx, t, "for the cluster", func() bool { _, err := s.client.Capacity(ctx); return err == nil })
 	if _, err := s.client.CreateImage(ctx, api.ImageRequest{Name: "tiny", Path: "sim:?tiny", VCPUs: 1, MemoryMiB: 512, HasAgent: true}, ""); err != nil {
@@ -428,7 +460,13 @@ func (s *scale) leader() string {
 }
 
 // commands is how many commands a replica has carried out.
-func (s *scale) commands(url string) (n float64) {
+func (s *scale) commands(url string) float64 {
+	s.t.Helper()
+	return s.metric(url, "fluxvm_commands_applied_total")
+}
+
+// metric is what a replica shows under that name.
+func (s *scale) metric(url, name string) (n float64) {
 	s.t.Helper()
 	resp, err := http.Get(url + "/metrics")
 	if err != nil {
@@ -439,7 +477,7 @@ func (s *scale) commands(url string) (n float64) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	_, rest, _ := strings.Cut(string(raw), "\nfluxvm_commands_applied_total ")
+	_, rest, _ := strings.Cut(string(raw), "\n"+name+" ")
 	if _, err := fmt.Sscan(rest, &n); err != nil {
 		s.t.Fatal(err)
 	}
@@ -447,7 +485,7 @@ func (s *scale) commands(url string) (n float64) {
 }
 
 // used is the processor time and the memory that a process has taken.
-func (s *scale) used(cmd *exec.Cmd) (cpu time.Duration, rssKiB int) {
+func (s *scale) used(cmd *process) (cpu time.Duration, rssKiB int) {
 	s.t.Helper()
 	dir := fmt.Sprintf("/proc/%d/", cmd.Process.Pid)
 	stat, err1 := os.ReadFile(dir + "stat")
@@ -496,9 +534,8 @@ func (s *scale) idle(nodes int) {
 func (s *scale) failover(nodes int) {
 	s.t.Helper()
 	killed := api.TimeOf(time.Now())
-	if err := s.parts[s.leader()].Process.Kill(); err != nil {
-		s.t.Fatal(err)
-	}
+	dead := s.parts[s.leader()]
+	dead.end(dead.Process.Kill)
 	s.tell(fmt.Sprintf("of %d nodes confirmed by the next leader", nodes), func() (int, bool) {
 		heard := 0
 		for n, err := range s.client.Nodes(s.ctx, client.Filter{}) {
