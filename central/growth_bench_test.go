@@ -26,6 +26,17 @@ func BenchmarkGrowth(b *testing.B) {
 			}
 		})
 	}
+	for _, hosts := range []int{100, 1000, 10_000} {
+		b.Run(fmt.Sprintf("placement-by-labels/hosts=%d", hosts), func(b *testing.B) { // of each host more is looked at than its room
+			g, state, _ := crowded(b, hosts)
+			l := fsm.Launch{Image: "linux", Name: "vm", VCPUs: 1, MemoryMiB: 1, ColdField: "balloon", Selector: map[string]string{"zone": "lab"}}
+			for b.Loop() {
+				if body, err := g.rankLaunch(state.View(), "vm", l); err != nil || len(body.Candidates) != maxCandidates {
+					b.Fatal(body, err)
+				}
+			}
+		})
+	}
 	for _, pools := range []int{4, 16, 60} {
 		b.Run(fmt.Sprintf("pass/pools=%d", pools), func(b *testing.B) {
 			_, state, do := crowded(b, 200)
@@ -52,13 +63,16 @@ func BenchmarkGrowth(b *testing.B) {
 		})
 	}
 	for _, vms := range []int{100, 1000, 10_000} {
-		b.Run(fmt.Sprintf("list/vms=%d", vms), func(b *testing.B) {
+		list := func(b *testing.B, first bool) {
 			_, state, do := crowded(b, vms/10)
 			for i := range vms {
 				do(fsm.KindLaunchVM, fsm.LaunchVM{ID: fmt.Sprintf("vm-%05d", i), Launch: fsm.Launch{Image: "linux", Name: fmt.Sprint("vm-", i), VCPUs: 1, MemoryMiB: 1, ColdField: "balloon"}, Candidates: []string{fmt.Sprintf("host-%05d", i%(vms/10))}})
 			}
 			var kept encodedVMs
 			for b.Loop() {
+				if first {
+					kept.of = nil
+				}
 				for after, more := "", true; more; {
 					list := listPage(page{limit: maxLimit, after: after}, state.View().VMs(after), func(v *fsm.VM) string { return v.ID }, all[*fsm.VM], kept.vm)
 					if joined(list); list.NextCursor != nil {
@@ -68,7 +82,9 @@ func BenchmarkGrowth(b *testing.B) {
 					}
 				}
 			}
-		})
+		}
+		b.Run(fmt.Sprintf("list/vms=%d", vms), func(b *testing.B) { list(b, false) })
+		b.Run(fmt.Sprintf("first-list/vms=%d", vms), func(b *testing.B) { list(b, true) })
 	}
 }
 

@@ -34,6 +34,8 @@ func newMetrics(r *Replica) *metrics {
 	}
 	m.registry.MustRegister(m.requests, m.launches, m.claimMS, m.commands,
 		gauge("fluxvm_raft_applied_index", "Index of the newest command applied.", func() float64 { return float64(r.state.View().Index()) }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "fluxvm_rows_walked_total", Help: "Rows of the state that commands and reads have gone through, since it was made or restored."},
+			func() float64 { return float64(r.state.View().Walked()) }),
 		gauge("fluxvm_raft_leader", "1 while this replica leads.", func() float64 {
 			if r.reign.Load() != nil {
 				return 1

@@ -279,7 +279,7 @@ func rows(v View) map[string][]any {
 		"claims": inOrder(v.claims), "vms": inOrder(v.vms), "operations": inOrder(v.operations), "activity": inOrder(v.activity), "joins": inOrder(v.joins),
 		"tenants": inOrder(v.tenants), "keys": inOrder(v.keys), "policy": inOrder(v.policy), "prices": inOrder(v.prices), "leases": inOrder(v.leases), "ledger": inOrder(v.ledger),
 	}
-	if all := reflect.TypeFor[tables]().NumField() - 2; all != len(out) { // journal and meta are the others
+	if all := reflect.TypeFor[tables]().NumField() - 3; all != len(out) { // journal, counter and meta are the others
 		panic(fmt.Sprintf("%d tables are compared, and there are %d", len(out), all))
 	}
 	return out

@@ -66,9 +66,14 @@ type View struct{ *published }
 // Abandoned is closed when a restore has replaced the state behind this view.
 func (v View) Abandoned() <-chan struct{} { return v.abandon }
 
+// Walked counts the rows that have been gone through, by commands and by whoever reads, since the state was made or
+// restored. Rows that are looked up do not count: what grows with the fleet shows here.
+func (v View) Walked() uint64 { return v.walked.Load() }
+
 // tables is all there is.
 type tables struct {
 	journal *journal // of the writer's
+	walked  *atomic.Uint64
 
 	meta       *table[Meta]
 	images     *table[Image]
@@ -117,28 +122,29 @@ const (
 
 // newTables gives empty tables to write in.
 func newTables() *tables {
-	j := &journal{}
+	j, n := &journal{}, &atomic.Uint64{}
 	return &tables{
 		journal:  j,
-		meta:     newTable(j, func(*Meta) string { return text("meta") }),
-		images:   newTable(j, func(r *Image) string { return text(r.Name) }, byMany(func(r *Image) string { return text(r.Path) })),
-		nodes:    newTable(j, func(r *Node) string { return text(r.Name) }, byMany(drainingKey)),
-		uses:     newTable(j, func(r *Use) string { return text(r.Node) }),
-		holdings: newTable(j, func(r *holding) string { return text(r.tenant) }),
-		pools:    newTable(j, func(r *Pool) string { return text(r.Name) }),
-		claims:   newTable(j, func(r *ClaimStat) string { return number(text(r.Pool), uint64(r.Minute)) }),
-		vms: newTable(j, func(r *VM) string { return text(r.ID) }, one(nameKey), byMany(func(r *VM) string { return text(r.Node) }),
+		walked:   n,
+		meta:     newTable(j, n, func(*Meta) string { return text("meta") }),
+		images:   newTable(j, n, func(r *Image) string { return text(r.Name) }, byMany(func(r *Image) string { return text(r.Path) })),
+		nodes:    newTable(j, n, func(r *Node) string { return text(r.Name) }, byMany(drainingKey)),
+		uses:     newTable(j, n, func(r *Use) string { return text(r.Node) }),
+		holdings: newTable(j, n, func(r *holding) string { return text(r.tenant) }),
+		pools:    newTable(j, n, func(r *Pool) string { return text(r.Name) }),
+		claims:   newTable(j, n, func(r *ClaimStat) string { return number(text(r.Pool), uint64(r.Minute)) }),
+		vms: newTable(j, n, func(r *VM) string { return text(r.ID) }, one(nameKey), byMany(func(r *VM) string { return text(r.Node) }),
 			byMany(spareKey), byMany(claimedKey), byMany(dueKey), byMany(openKey)),
-		operations: newTable(j, func(r *Operation) string { return text(r.Scope, r.Key) }, byMany(func(r *Operation) string { return number("", uint64(r.At)) })),
-		activity:   newTable(j, func(r *Activity) string { return number("", r.Seq) }),
-		joins:      newTable(j, func(r *JoinToken) string { return text(r.ID) }, one(func(r *JoinToken) string { return text(r.Hash) })),
-		tenants:    newTable(j, func(r *Tenant) string { return text(r.Name) }),
-		keys: newTable(j, func(r *Key) string { return text(r.ID) }, one(func(r *Key) string { return text(r.Hash) }),
+		operations: newTable(j, n, func(r *Operation) string { return text(r.Scope, r.Key) }, byMany(func(r *Operation) string { return number("", uint64(r.At)) })),
+		activity:   newTable(j, n, func(r *Activity) string { return number("", r.Seq) }),
+		joins:      newTable(j, n, func(r *JoinToken) string { return text(r.ID) }, one(func(r *JoinToken) string { return text(r.Hash) })),
+		tenants:    newTable(j, n, func(r *Tenant) string { return text(r.Name) }),
+		keys: newTable(j, n, func(r *Key) string { return text(r.ID) }, one(func(r *Key) string { return text(r.Hash) }),
 			byMany(func(r *Key) string { return text(r.Tenant) })),
-		policy: newTable(j, func(*Policy) string { return text("policy") }),
-		prices: newTable(j, func(*Prices) string { return text("prices") }),
-		leases: newTable(j, func(r *Lease) string { return text(r.ID) }, byMany(liveKey)),
-		ledger: newTable(j, func(r *LedgerRow) string { return number("", r.Seq) }, one(stretchKey),
+		policy: newTable(j, n, func(*Policy) string { return text("policy") }),
+		prices: newTable(j, n, func(*Prices) string { return text("prices") }),
+		leases: newTable(j, n, func(r *Lease) string { return text(r.ID) }, byMany(liveKey)),
+		ledger: newTable(j, n, func(r *LedgerRow) string { return number("", r.Seq) }, one(stretchKey),
 			one(func(r *LedgerRow) string { return number(text(r.Tenant), r.Seq) })),
 	}
 }
@@ -147,7 +153,8 @@ func newTables() *tables {
 func (w *tables) publish(before *tables) (now *tables, outdated []chan struct{}) {
 	o := &outdated
 	return &tables{
-		meta: w.meta.publish(before.meta, o), images: w.images.publish(before.images, o), nodes: w.nodes.publish(before.nodes, o),
+		walked: w.walked,
+		meta:   w.meta.publish(before.meta, o), images: w.images.publish(before.images, o), nodes: w.nodes.publish(before.nodes, o),
 		uses: w.uses.publish(before.uses, o), holdings: w.holdings.publish(before.holdings, o), pools: w.pools.publish(before.pools, o),
 		claims: w.claims.publish(before.claims, o), vms: w.vms.publish(before.vms, o), operations: w.operations.publish(before.operations, o),
 		activity: w.activity.publish(before.activity, o), joins: w.joins.publish(before.joins, o), tenants: w.tenants.publish(before.tenants, o),

@@ -5,6 +5,7 @@ import (
 	"iter"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/tidwall/btree"
 )
@@ -15,6 +16,7 @@ type table[T any] struct {
 	changed chan struct{} // of a published table: closed when a later one has taken its place
 	journal *journal      // of the writer's: what the command under way has changed; nil: published
 	dirty   bool          // it was changed since it was last published
+	walked  *atomic.Uint64
 }
 
 // index is one order of a table's rows. Trees are shared with whoever reads them: one that is shared is copied before
@@ -45,8 +47,9 @@ func (j *journal) undo() {
 // degree makes nodes of up to 31 rows: larger ones cost more to copy, smaller ones more to find.
 const degree = 16
 
-func newTable[T any](j *journal, id func(*T) string, others ...index[T]) *table[T] {
-	t := &table[T]{journal: j, dirty: true, indexes: append([]index[T]{{key: id}}, others...)}
+// newTable gives an empty table. walked counts the rows that walks show.
+func newTable[T any](j *journal, walked *atomic.Uint64, id func(*T) string, others ...index[T]) *table[T] {
+	t := &table[T]{journal: j, dirty: true, walked: walked, indexes: append([]index[T]{{key: id}}, others...)}
 	for i := range t.indexes {
 		t.indexes[i].rows = btree.NewMap[string, *T](degree)
 	}
@@ -96,13 +99,17 @@ func (t *table[T]) walk(by int, start string, visit func(string, *T) bool) {
 		x.shared = true
 		defer func() { x.shared = was }()
 	}
-	rows.Ascend(start, visit)
+	shown := uint64(0)
+	rows.Ascend(start, func(key string, row *T) bool { shown++; return visit(key, row) })
+	t.walked.Add(shown)
 }
 
 // back gives the rows that are not after the key, the last one first. It is for published tables.
 func (t *table[T]) back(by int, start string) iter.Seq[*T] {
 	return func(yield func(*T) bool) {
-		t.indexes[by].rows.Descend(start, func(_ string, row *T) bool { return yield(row) })
+		shown := uint64(0)
+		t.indexes[by].rows.Descend(start, func(_ string, row *T) bool { shown++; return yield(row) })
+		t.walked.Add(shown)
 	}
 }
 
@@ -175,7 +182,7 @@ func (t *table[T]) publish(before *table[T], outdated *[]chan struct{}) *table[T
 	for i := range t.indexes {
 		t.indexes[i].shared = true
 	}
-	return &table[T]{indexes: append([]index[T](nil), t.indexes...), changed: make(chan struct{})}
+	return &table[T]{indexes: append([]index[T](nil), t.indexes...), changed: make(chan struct{}), walked: t.walked}
 }
 
 // text joins parts to a key, each ended by a zero byte: no part of a key may be mistaken for another's beginning.

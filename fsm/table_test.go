@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -16,7 +17,7 @@ type item struct {
 }
 
 func items(j *journal) *table[item] {
-	return newTable(j, func(r *item) string { return text(r.name) }, byMany(func(r *item) string {
+	return newTable(j, &atomic.Uint64{}, func(r *item) string { return text(r.name) }, byMany(func(r *item) string {
 		if r.group == "" {
 			return ""
 		}
