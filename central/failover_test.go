@@ -368,6 +368,22 @@ func TestWhatANodeForgotIsGoneAndWhatNobodyOrderedIsRemoved(t *testing.T) {
 	})
 }
 
+// A list that was written before the VM was made may arrive long after: from a host that stood still in between.
+func TestAListThatLacksAVMIsNotTakenForItsEnd(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
+		r.ready("n1")
+		a := r.launch(r.leader(), body{"name": "a", "image": "tiny"})
+		n1 := r.node("n1")
+		n1.with(func() { n1.unlisted = a.VM.ID })
+		r.wait(5 * missingFor)
+		if got := r.call(r.leader(), "GET", "/fleet/vms/"+a.VM.ID, nil); got.status != 200 || n1.has(a.VM.ID) == nil {
+			t.Errorf("a VM that its host has, though no list of it: %s", got)
+		}
+		n1.with(func() { delete(n1.vms, a.VM.ID) })
+		r.eventually("the VM to be gone once its host says so", time.Minute, func() bool { return len(r.vms()) == 0 })
+	})
+}
+
 func TestADrainMovesSparesEndsWhatHasATTLAndLeavesTheRest(t *testing.T) {
 	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2")

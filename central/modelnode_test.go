@@ -53,6 +53,7 @@ type modelNode struct {
 	silent     bool                                                                      // answers nothing and sends no beats
 	closed     bool                                                                      // nothing listens: connections are refused
 	mute       bool                                                                      // answers orders but sends no beats
+	unlisted   string                                                                    // the VM that lists do not have yet, though it is there
 	oldAgents  bool                                                                      // guest agents take no claims
 	claims     map[string][]api.GuestClaim                                               // what guests were given, by VM
 	failBoots  bool                                                                      // machines fail instead of running
@@ -208,6 +209,9 @@ func (n *modelNode) report() api.Register {
 	out := n.facts
 	out.VMs = []api.ReportedVM{}
 	for _, m := range n.vms {
+		if m.ID == n.unlisted {
+			continue
+		}
 		out.VMs = append(out.VMs, api.ReportedVM{ID: m.ID, Name: m.Name, State: m.State, Reason: m.Reason, GuestOS: m.GuestOS, VCPUs: m.VCPUs, MemoryMiB: m.MemoryMiB, IP: m.IP, Agent: m.Agent, CanClaim: m.CanClaim, Cluster: m.cluster})
 	}
 	for id, e := range n.gone {

@@ -99,7 +99,7 @@ func (g *reign) observeRows(ctx context.Context, changes []fsm.Event) {
 				continue
 			}
 			if one, ok := observeRow(view, row, b, now); ok {
-				g.outcomes.add(ctx, one, nil)
+				g.takeNews(ctx, view, b, one)
 			}
 		case *fsm.Node:
 			nodes[row.Name] = true
@@ -136,14 +136,30 @@ func (g *reign) observe(ctx context.Context, names map[string]bool) {
 		if node == nil {
 			continue
 		}
-		news, strangers := observe(view, name, g.r.fleet.get(name), g.r.wall())
+		b := g.r.fleet.get(name)
+		news, strangers := observe(view, name, b, g.r.wall())
 		for _, one := range news {
-			g.outcomes.add(ctx, one, nil)
+			g.takeNews(ctx, view, b, one)
 		}
 		for _, id := range strangers {
 			g.orders.once("stranger "+name+" "+id, func() { g.removeStranger(ctx, node, id) })
 		}
 	}
+}
+
+// takeNews records what a list says of a VM. That one lacks a VM is a hint only: a list may be written before the VM is
+// made and arrive, from a host that stood still meanwhile, long after. So the host is asked.
+func (g *reign) takeNews(ctx context.Context, view fsm.View, b *beat, one fsm.VMReport) {
+	row, node := view.VM(one.ID), view.Node(one.Node)
+	if one.State != api.StateGone || b.vms[one.ID] != nil || row == nil || node == nil {
+		g.outcomes.add(ctx, one, nil)
+		return
+	}
+	g.orders.once("missing "+one.Node+" "+one.ID, func() {
+		if g.orders.lacks(row, node, b) {
+			g.outcomes.add(ctx, one, nil)
+		}
+	})
 }
 
 // removeStranger deletes a VM of this cluster that no row has on the node.
