@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	missingFor  = 3 * time.Second  // a row's VM is gone when two lists lack it, this far apart
+	missingFor  = 3 * time.Second  // a row's VM may be gone when two lists lack it, this far apart: its host is asked
 	strangerFor = 10 * time.Minute // a VM of this cluster without a row is removed after that; one that is elsewhere as soon as it is certain
 )
 
@@ -68,7 +68,7 @@ func observeRow(view fsm.View, row *fsm.VM, b *beat, now time.Time) (news fsm.VM
 	return news, true
 }
 
-// gone says that the VM of a row is not on its node: it was there, and two lists that are well apart lack it.
+// gone says that the VM of a row seems not to be on its node: it was there, and two lists that are well apart lack it.
 func gone(row *fsm.VM, b *beat, now time.Time) bool {
 	if row.Told == 0 || row.State == api.StatePlaced {
 		return false // the node may not have been told of it yet
