@@ -60,7 +60,7 @@ func (s *State) ApplyAll(entries []Entry) (results []Result, err error) {
 			results, events = append(results, r), append(events, t.events...)
 			s.touched.add(t.index, t.journal.touched())
 		}
-		*t.journal = (*t.journal)[:0]
+		t.journal.empty()
 	}
 	s.publish()
 	s.events.add(events)

@@ -120,7 +120,7 @@ func partOf[T any](name string, of func(*tables) *table[T]) part {
 			if vm, ok := any(row).(*VM); ok {
 				t.use(vm, +1)
 			}
-			*t.journal = (*t.journal)[:0] // nothing of it is undone by itself
+			t.journal.empty() // nothing of it is undone by itself
 			return nil
 		},
 	}

@@ -41,6 +41,12 @@ func (j *journal) undo() {
 	for _, c := range slices.Backward(*j) {
 		c.table.undo(c.old, c.row)
 	}
+	j.empty()
+}
+
+// empty forgets the changes: they stay. It keeps no row from being freed.
+func (j *journal) empty() {
+	clear(*j)
 	*j = (*j)[:0]
 }
 

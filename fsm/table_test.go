@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -41,16 +42,22 @@ func holdsItems(r tb, its *table[item], want map[string]*item) {
 		}
 	}
 	slices.SortStableFunc(byGroup, func(a, b *item) int { return slices.Compare([]byte(text(a.group)), []byte(text(b.group))) })
-	if got := slices.Collect(its.from(byID, "")); !slices.Equal(got, byName) {
-		r.Fatalf("got %d rows by name, want %d", len(got), len(byName))
-	}
 	if got := slices.Collect(its.each(1, "")); !slices.Equal(got, byGroup) {
 		r.Fatalf("got %d rows by group, want %d", len(got), len(byGroup))
 	}
-	back := slices.Collect(its.back(byID, "\xff"))
-	slices.Reverse(back)
-	if !slices.Equal(back, byName) {
-		r.Fatalf("got %d rows from the last to the first, want %d", len(back), len(byName))
+	for _, start := range []string{"", text("i"), text("i42"), text("i7"), "\xff"} { // some there, some not
+		after, found := slices.BinarySearchFunc(byName, start, func(row *item, key string) int { return strings.Compare(text(row.name), key) })
+		if got := slices.Collect(its.from(byID, start)); !slices.Equal(got, byName[after:]) {
+			r.Fatalf("got %d rows from %q on, want %d", len(got), start, len(byName)-after)
+		}
+		if found {
+			after++
+		}
+		back := slices.Collect(its.back(byID, start))
+		slices.Reverse(back)
+		if !slices.Equal(back, byName[:after]) {
+			r.Fatalf("got %d rows from %q back, want %d", len(back), start, after)
+		}
 	}
 }
 
