@@ -330,7 +330,8 @@ func (g *reign) drop(ctx context.Context, view fsm.View, p *fsm.Pool, drops []dr
 	return nil
 }
 
-// chooseHosts ranks hosts for each spare, spreading them over what the ones before will take.
+// chooseHosts ranks hosts for the spares and gives each the next one, with a few more for the case that others take it
+// first; when all have one, they are ranked anew with what they will hold.
 func (g *reign) chooseHosts(view fsm.View, p *fsm.Pool, fill int, body *fsm.FillPool, taken map[string]load) {
 	n := need{tenant: p.Tenant, leased: p.Tenant != "", guestOS: p.GuestOS, vcpus: p.VCPUs, memoryMiB: p.MemoryMiB, nodes: p.Nodes, poolSelector: p.NodeSelector, spare: true, claim: p.RotateIdentity}
 	image := view.Image(p.Image)
@@ -339,15 +340,19 @@ func (g *reign) chooseHosts(view fsm.View, p *fsm.Pool, fill int, body *fsm.Fill
 		return
 	}
 	n.imagePath = image.Path
+	var hosts []string
 	for range fill {
-		candidates, reasons := g.r.hosts.rank(view, n, taken)
-		if len(candidates) == 0 {
-			body.Wait = noRoom(reasons)
-			return
+		if len(hosts) == 0 {
+			var reasons map[string]int
+			if hosts, reasons = g.r.hosts.rank(view, n, taken); len(hosts) == 0 {
+				body.Wait = noRoom(reasons)
+				return
+			}
 		}
 		id := newID()
-		body.Spares = append(body.Spares, fsm.Spare{ID: id, Name: "warm-" + p.Name + "-" + id[len(id)-8:], Candidates: candidates})
-		taken[candidates[0]] = taken[candidates[0]].plus(n)
+		body.Spares = append(body.Spares, fsm.Spare{ID: id, Name: "warm-" + p.Name + "-" + id[len(id)-8:], Candidates: hosts[:min(len(hosts), spareCandidates)]})
+		taken[hosts[0]] = taken[hosts[0]].plus(n)
+		hosts = hosts[1:]
 	}
 }
 

@@ -129,8 +129,8 @@ func refOf(op *fsm.Operation) string {
 	return op.Ref
 }
 
-// spareCandidates is how many hosts are named for a launch that finds a spare, should others take it first: what a command
-// names is read by every replica.
+// spareCandidates is how many hosts are named for a spare, and for a launch that finds one, should others be faster: what a
+// command names is read by every replica.
 const spareCandidates = 4
 
 // commitLaunch ranks and proposes, again if the hosts filled up in between. A first try for a spare is none of the rankings.
