@@ -190,10 +190,12 @@ func (f *fleet) cannotRename(node string) {
 	}
 }
 
-// tooOldNow is isTooOld of the daemon that was heard last.
-func (f *fleet) tooOldNow(node string) bool {
-	b := f.get(node)
-	return b != nil && f.isTooOld(node, b.report.Instance)
+// handsOut says whether the node was heard within two beats, from a daemon that is not too old to hand VMs over.
+func (f *fleet) handsOut(node string, now time.Time) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	b := f.beats[node]
+	return f.silent(b, now) <= twoBeats && (b == nil || b.report.Instance == "" || f.tooOld[node] != b.report.Instance)
 }
 
 // isTooOld says whether that instance of the node's daemon is known not to be able to hand VMs over.
@@ -215,11 +217,15 @@ func (f *fleet) forget(node string) {
 func (f *fleet) silence(node string, now time.Time) time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	since := f.started
-	if b := f.beats[node]; b != nil && b.at.After(since) {
-		since = b.at
+	return f.silent(f.beats[node], now)
+}
+
+// silent is silence of the node whose last beat that is. f.mu is held.
+func (f *fleet) silent(b *beat, now time.Time) time.Duration {
+	if b != nil && b.at.After(f.started) {
+		return now.Sub(b.at)
 	}
-	return now.Sub(since)
+	return now.Sub(f.started)
 }
 
 // longestPause is how long this process may show no sign of life before it stops trusting its own ears.

@@ -177,17 +177,17 @@ func (g *reign) rankLaunch(view fsm.View, id string, l fsm.Launch) (fsm.LaunchVM
 // noHandOut are the hosts with ready spares of the pools that are not heard, or do not answer. The state rules out all but
 // healthy ones. Hosts without spares are left out: a whole fleet may be silent, and a command has its limit.
 func (g *reign) noHandOut(view fsm.View, pools []*fsm.Pool) (names []string) {
-	wall := g.r.wall()
+	wall, skipped := g.r.wall(), g.r.calls.lanes.skipped()
 	for _, p := range pools {
 		for s := range view.Spares(p.Name) {
 			if s.WarmState() != "ready" {
 				break
 			}
-			node := view.Node(s.Node)
-			if node == nil || node.State != api.NodeHealthy || slices.Contains(names, node.Name) {
+			heard := g.r.fleet.handsOut(s.Node, wall)
+			if heard && skipped == nil || slices.Contains(names, s.Node) {
 				continue
 			}
-			if g.r.fleet.silence(node.Name, wall) > twoBeats || g.r.fleet.tooOldNow(node.Name) || g.r.calls.lanes.skips(node.URL) {
+			if node := view.Node(s.Node); node != nil && node.State == api.NodeHealthy && (!heard || skipped[node.URL]) {
 				names = append(names, node.Name)
 			}
 		}

@@ -50,8 +50,8 @@ func (j *journal) empty() {
 	*j = (*j)[:0]
 }
 
-// degree makes nodes of up to 31 rows: larger ones cost more to copy, smaller ones more to find.
-const degree = 16
+// degree makes nodes of up to 15 rows: larger ones cost more to copy, smaller ones more to find.
+const degree = 8
 
 // newTable gives an empty table. walked counts the rows that walks show.
 func newTable[T any](j *journal, walked *atomic.Uint64, id func(*T) string, others ...index[T]) *table[T] {
@@ -193,17 +193,10 @@ func (t *table[T]) publish(before *table[T], outdated *[]chan struct{}) *table[T
 
 // text joins parts to a key, each ended by a zero byte: no part of a key may be mistaken for another's beginning.
 func text(parts ...string) string {
-	n := len(parts)
-	for _, p := range parts {
-		n += len(p)
+	if len(parts) == 1 { // most keys
+		return parts[0] + "\x00"
 	}
-	var out strings.Builder
-	out.Grow(n)
-	for _, p := range parts {
-		out.WriteString(p)
-		out.WriteByte(0)
-	}
-	return out.String()
+	return strings.Join(parts, "\x00") + "\x00"
 }
 
 // number makes a key of the prefix and a number, in the order of numbers.
