@@ -164,7 +164,7 @@ func (b *bench) failovers() {
 		}
 	}
 	pairs(failoverPairs, kill(raw.scale, func() string { raw.find(); return raw.leader }, func(url string) error {
-		_, _, err := b.ask(http.MethodPost, url, "", make([]byte, rawCommand))
+		_, _, err := b.ask(http.MethodPost, url, "", make([]byte, rawClaim))
 		return err
 	}, &base), kill(fleet.scale, fleet.leader, func(url string) error {
 		_, _, err := b.ask(http.MethodPost, url+"/fleet/vms", fleet.token, []byte(`{"image":"tiny"}`))
