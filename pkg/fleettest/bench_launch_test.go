@@ -244,7 +244,9 @@ func (b *bench) crowd() {
 	}
 	fleet.reset()
 	var baseRate, claimRate, entries []float64
-	pairs(benchPairs, func() { baseRate = append(baseRate, b.block(64, blockTime, func() error { return raw.commitOf(rawCycle) }).rate()) }, func() {
+	pairs(benchPairs, func() {
+		baseRate = append(baseRate, b.block(64, blockTime, func() error { return raw.commitOf(rawCycle) }).rate())
+	}, func() {
 		from := fleet.refilled()
 		k := b.block(64, blockTime, fleet.claim)
 		claimRate = append(claimRate, k.rate())
