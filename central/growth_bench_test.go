@@ -14,7 +14,7 @@ func BenchmarkGrowth(b *testing.B) {
 		b.Run(fmt.Sprintf("placement/hosts=%d", hosts), func(b *testing.B) {
 			g, state, do := crowded(b, hosts)
 			for i := 0; b.Loop(); i++ {
-				body, err := g.rankLaunch(state.View(), fmt.Sprint("vm-", i), fsm.Launch{Image: "linux", Name: fmt.Sprint("vm-", i), VCPUs: 1, MemoryMiB: 1, ColdField: "balloon"}, false)
+				body, err := g.rankLaunch(state.View(), fmt.Sprint("vm-", i), fsm.Launch{Image: "linux", Name: fmt.Sprint("vm-", i), VCPUs: 1, MemoryMiB: 1, ColdField: "balloon"})
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -31,7 +31,7 @@ func BenchmarkGrowth(b *testing.B) {
 			g, state, _ := crowded(b, hosts)
 			l := fsm.Launch{Image: "linux", Name: "vm", VCPUs: 1, MemoryMiB: 1, ColdField: "balloon", Selector: map[string]string{"zone": "lab"}}
 			for b.Loop() {
-				if body, err := g.rankLaunch(state.View(), "vm", l, false); err != nil || len(body.Candidates) != maxCandidates {
+				if body, err := g.rankLaunch(state.View(), "vm", l); err != nil || len(body.Candidates) != maxCandidates {
 					b.Fatal(body, err)
 				}
 			}

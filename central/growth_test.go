@@ -86,7 +86,7 @@ func TestPlacementAllocatesNothingForAHost(t *testing.T) {
 	growth(t, "placement", 250, func(hosts int) func() {
 		g, state, _ := crowded(t, hosts)
 		return func() {
-			if body, err := g.rankLaunch(state.View(), "id", fsm.Launch{Image: "linux", Name: "a", ColdField: "balloon"}, false); err != nil || len(body.Candidates) != maxCandidates {
+			if body, err := g.rankLaunch(state.View(), "id", fsm.Launch{Image: "linux", Name: "a", ColdField: "balloon"}); err != nil || len(body.Candidates) != maxCandidates {
 				t.Fatal(body, err)
 			}
 		}
@@ -185,7 +185,7 @@ func launching(t *testing.T, g *reign, state *fsm.State, do func(fsm.Kind, any),
 	return func() {
 		i++
 		l := of(fmt.Sprint("new-", i))
-		body, err := g.rankLaunch(state.View(), l.Name, l, false)
+		body, err := g.rankLaunch(state.View(), l.Name, l)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -306,7 +306,7 @@ func TestSparesOfSilentNodesAreNotHandedOut(t *testing.T) {
 	wall := func() time.Time { return now }
 	calls := newNodeCaller(nil, wall)
 	g := &reign{r: &Replica{fleet: f, wall: wall, calls: calls, hosts: newHosts(w.state, f, calls.lanes)}}
-	got, err := g.rankLaunch(w.view(), "id", fsm.Launch{Name: "a", Image: "linux"}, false)
+	got, err := g.rankLaunch(w.view(), "id", fsm.Launch{Name: "a", Image: "linux"})
 	if diff := cmp.Diff([]string{"silent"}, got.NoHandOut); err != nil || diff != "" {
 		t.Errorf("not to be handed out from (-want +got), %v:\n%s", err, diff)
 	}

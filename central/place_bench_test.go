@@ -70,7 +70,7 @@ func TestPlacementBench(t *testing.T) {
 	l := fsm.Launch{Image: "linux", ColdField: "balloon"}
 	place := func() time.Duration {
 		began := time.Now()
-		body, err := g.rankLaunch(state.View(), fmt.Sprint("vm-", placed), l, false)
+		body, err := g.rankLaunch(state.View(), fmt.Sprint("vm-", placed), l)
 		took := time.Since(began)
 		if err != nil || len(body.Candidates) != maxCandidates {
 			t.Fatalf("ranked %v, %v", body.Candidates, err)

@@ -149,7 +149,7 @@ func (g *reign) mayGo(w *waiter, unfit map[string]bool) bool {
 	if g.r.wall().Before(w.after) {
 		return false
 	}
-	ranked, err := g.rankLaunch(view, "", *w.launch, false)
+	ranked, err := g.rankLaunch(view, "", *w.launch)
 	if err != nil {
 		return true
 	}

@@ -330,10 +330,6 @@ func (g *reign) drop(ctx context.Context, view fsm.View, p *fsm.Pool, drops []dr
 	return nil
 }
 
-// spareCandidates is how many hosts are named for a spare, should others be faster: what a command names is read by every
-// replica, and the next pass ranks anew.
-const spareCandidates = 4
-
 // chooseHosts ranks hosts for the spares and gives each the next one, with a few more for the case that others take it
 // first; when all have one, they are ranked anew with what they will hold.
 func (g *reign) chooseHosts(view fsm.View, p *fsm.Pool, fill int, body *fsm.FillPool, taken map[string]load) {

@@ -14,7 +14,7 @@ import (
 // Launches that all see one spare name few hosts beside it. All but one lose it, and find those hosts full: they still
 // have as many rankings of the whole fleet as launches that saw none.
 func TestARushForOneSpareStillFindsTheHostsThatAreFree(t *testing.T) {
-	const hosts, launches = 84, 80 // more than a spare and two rankings
+	const hosts, launches = 84, 80 // more than one spare, spareCandidates hosts and two rankings
 	for name, more := range map[string]body{
 		"any host":   {},
 		"a selector": {"nodeSelector": map[string]string{"rack": "a"}},

@@ -129,18 +129,27 @@ func refOf(op *fsm.Operation) string {
 	return op.Ref
 }
 
-// commitLaunch ranks and proposes, again if others were faster: first without a ranking where a spare can be seen.
+// spareCandidates is how many hosts are named for a spare, and for a launch that finds one, should others be faster: what a
+// command names is read by every replica.
+const spareCandidates = 4
+
+// commitLaunch ranks and proposes, again if the hosts filled up in between. A first try for a spare is none of the rankings.
 func (q *request) commitLaunch(g *reign, op *fsm.Op, id string, l fsm.Launch) (*fsm.Operation, bool, error) {
 	for try := 0; ; try++ {
-		body, why := g.rankLaunch(q.r.state.View(), id, l, try == 0)
+		view := q.r.state.View()
+		body, why := g.rankLaunch(view, id, l)
 		if why != nil {
 			body = fsm.LaunchVM{ID: id, Launch: l, Keep: true} // the state says no, or knows the key
+		} else if plan, err := view.Plan(&l, nil, body.NoHandOut); try == 0 && err == nil && plan.Claim != nil {
+			body.Candidates = body.Candidates[:min(len(body.Candidates), spareCandidates)]
+		} else {
+			try = max(try, 1)
 		}
 		result, err := q.propose(fsm.KindLaunchVM, op, body)
 		switch full := codeOf(err) == api.CodeNoCapacity; {
 		case full && why != nil:
 			return nil, false, why
-		case full && (body.Reasons == nil || len(body.Candidates) > 0) && try < rankings:
+		case full && len(body.Candidates) > 0 && try < rankings:
 			continue
 		case err != nil:
 			return nil, false, err
@@ -149,10 +158,8 @@ func (q *request) commitLaunch(g *reign, op *fsm.Op, id string, l fsm.Launch) (*
 	}
 }
 
-// rankLaunch adds to a launch what only the leader knows: hosts that could take it, and hosts that are not heard. With spare,
-// one that a ready spare answers, as far as can be seen, gets no hosts (Reasons is nil): all replicas would read them for
-// nothing.
-func (g *reign) rankLaunch(view fsm.View, id string, l fsm.Launch, spare bool) (fsm.LaunchVM, error) {
+// rankLaunch adds to a launch what only the leader knows: hosts that could take it, and hosts that are not heard.
+func (g *reign) rankLaunch(view fsm.View, id string, l fsm.Launch) (fsm.LaunchVM, error) {
 	plan, err := view.Resolve(&l)
 	if err != nil {
 		return fsm.LaunchVM{}, err
@@ -160,13 +167,10 @@ func (g *reign) rankLaunch(view fsm.View, id string, l fsm.Launch, spare bool) (
 	if l.Node != "" && view.Node(l.Node) == nil {
 		return fsm.LaunchVM{}, unknownNode()
 	}
-	out := fsm.LaunchVM{ID: id, Launch: l, Keep: true, NoHandOut: g.noHandOut(view, view.HandOuts(&plan, &l))}
-	if spare {
-		if seen, err := view.Plan(&l, nil, out.NoHandOut); err == nil && seen.Claim != nil {
-			return out, nil
-		}
-	}
-	out.Candidates, out.Reasons = g.r.hosts.rank(view, needFor(view, &l, plan), nil)
+	n := needFor(view, &l, plan)
+	out := fsm.LaunchVM{ID: id, Launch: l, Keep: true}
+	out.Candidates, out.Reasons = g.r.hosts.rank(view, n, nil)
+	out.NoHandOut = g.noHandOut(view, view.HandOuts(&plan, &l))
 	return out, nil
 }
 
@@ -207,7 +211,7 @@ func (q *request) dryRun(l *fsm.Launch) error {
 		return api.Errorf(api.CodeNotLeader, "this replica stopped leading; try again")
 	}
 	view := q.r.state.View()
-	ranked, err := g.rankLaunch(view, newID(), *l, false)
+	ranked, err := g.rankLaunch(view, newID(), *l)
 	if err != nil {
 		return err
 	}
