@@ -111,7 +111,7 @@ func (r *Replica) nodeTransport() *http.Transport {
 	}
 	// What is kept open is bounded, whatever the number of nodes: a replica that has used up its file descriptors
 	// takes no more requests. Those that were used least lately are closed first.
-	out := &http.Transport{DialContext: dial, MaxIdleConns: 4096, MaxIdleConnsPerHost: 4, MaxConnsPerHost: 64, IdleConnTimeout: 90 * time.Second}
+	out := &http.Transport{DialContext: dial, MaxIdleConns: 4096, MaxIdleConnsPerHost: 8, MaxConnsPerHost: 64, IdleConnTimeout: 90 * time.Second}
 	if r.cfg.TLS != nil {
 		out.DialTLSContext = r.cfg.TLS.Dial(dial, false, func(addr string, peer certs.Identity) error { return r.acceptNodeAt(addr, peer) })
 	}

@@ -149,7 +149,7 @@ func (q *request) commitLaunch(g *reign, op *fsm.Op, id string, l fsm.Launch) (*
 		switch full := codeOf(err) == api.CodeNoCapacity; {
 		case full && why != nil:
 			return nil, false, why
-		case full && len(body.Candidates) > 0 && try < rankings:
+		case full && len(body.Candidates) > 0 && try < rankings && q.Context().Err() == nil: // else a repeat may have been told no
 			continue
 		case err != nil:
 			return nil, false, err

@@ -23,8 +23,8 @@ const (
 	// What the baseline commits has as many bytes as what it is compared with. rawClaim is the command of a warm claim
 	// here, rawCycle all that a claim brings into the log, with its outcome and the spare that takes its place, which come
 	// in one entry for many claims.
-	rawClaim = 362
-	rawCycle = 757
+	rawClaim = 414
+	rawCycle = 809
 )
 
 // rawLog is the baseline: three replicas that only commit.
