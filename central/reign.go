@@ -32,6 +32,7 @@ type reign struct {
 	found    api.Time  // the last committed time of earlier leaders
 	orders   *orders
 	secrets  secrets
+	turns    turns
 	outcomes *outcomes
 	ready    chan struct{} // closed when the reign may serve
 	poolPoke chan struct{}

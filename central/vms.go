@@ -91,6 +91,11 @@ func (q *request) launchVM() error {
 	known.Claim = body.Claim.WithoutSecrets() // a hash of secrets would let them be guessed
 	op, secret := q.op(known), len(body.Claim.SecretNames()) > 0
 	commit := func() (func() error, error) {
+		giveBack, err := g.turns.take(q.Context(), launchKey{op.Scope, op.Key})
+		if err != nil {
+			return nil, err
+		}
+		defer giveBack()
 		done, replayed, err := q.commitWithSecrets(g, op, id, l, body.Claim)
 		if err != nil {
 			return nil, err
@@ -149,7 +154,7 @@ func (q *request) commitLaunch(g *reign, op *fsm.Op, id string, l fsm.Launch) (*
 		switch full := codeOf(err) == api.CodeNoCapacity; {
 		case full && why != nil:
 			return nil, false, why
-		case full && len(body.Candidates) > 0 && try < rankings && q.Context().Err() == nil: // else a repeat may have been told no
+		case full && len(body.Candidates) > 0 && try < rankings && q.Context().Err() == nil:
 			continue
 		case err != nil:
 			return nil, false, err
