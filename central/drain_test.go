@@ -50,14 +50,21 @@ func TestAnUncordonCancelsADrain(t *testing.T) {
 	})
 }
 
-func TestANodeWithVMsIsDeletedOnlyByForce(t *testing.T) {
+func TestANodeWithVMsIsDeletedOnlyByForceAndOnceItIsSilent(t *testing.T) {
 	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1", "n2")
 		a := r.launch(r.leader(), body{"name": "a", "image": "tiny", "node": "n1"})
 		if got := r.call(r.leader(), "DELETE", "/fleet/nodes/n1", nil); got.code() != api.CodeConflict || !strings.Contains(string(got.body), "force") {
 			t.Errorf("got %s, want 409 that names force", got)
 		}
+		if got := r.call(r.leader(), "DELETE", "/fleet/nodes/n1?force=true", nil); got.code() != api.CodeConflict || !strings.Contains(string(got.body), "drain n1 --force") || r.row(a.VM.ID) == nil {
+			t.Errorf("by force while it is healthy: %s, want 409 that names the drain, and its VM kept", got)
+		}
 		r.node("n1").with(func() { r.node("n1").silent = true })
+		r.eventually("suspect", time.Minute, func() bool { return r.nodeState("n1").State == api.NodeSuspect })
+		if got := r.call(r.leader(), "DELETE", "/fleet/nodes/n1", nil); got.code() != api.CodeConflict {
+			t.Errorf("without force: %s", got)
+		}
 		if got := r.insist("DELETE", "/fleet/nodes/n1?force=true", nil, ""); got.status != 204 {
 			t.Errorf("by force: %s", got)
 		}

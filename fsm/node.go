@@ -158,7 +158,8 @@ func (t *tx) patchNode(c PatchNode) (any, error) {
 	return &row, nil
 }
 
-// deleteNode forgets a host. One that still holds VMs stays: they would be nobody's.
+// deleteNode forgets a host. One that still holds VMs stays, by force only while it is healthy: forgotten they would run
+// on there, and nobody would pay for them.
 func (t *tx) deleteNode(c DeleteNode) (any, error) {
 	have := t.Node(c.Name)
 	if have == nil {
@@ -168,7 +169,11 @@ func (t *tx) deleteNode(c DeleteNode) (any, error) {
 		return nil, api.Errorf(api.CodeConflict, "node %s is held by lease %s; end the lease first", c.Name, have.Lease)
 	}
 	for v := range t.VMsOn(c.Name) {
-		if v.State != api.StateLost && !c.Force {
+		switch {
+		case v.State == api.StateLost:
+		case have.State == api.NodeHealthy:
+			return nil, api.Errorf(api.CodeConflict, "node %[1]s is healthy and holds %[2]d VMs, which would run on unbilled; end them first with fluxctl fleet drain %[1]s --force, or if the host is to go with them stop its daemon, wait 30 s and delete it with force", c.Name, t.Use(c.Name).VMs)
+		case !c.Force:
 			return nil, api.Errorf(api.CodeConflict, "node %s still holds %d VMs; drain it and delete them first, or if it is gone for good give it up with fluxctl fleet node-lost %s, or delete it with force", c.Name, t.Use(c.Name).VMs, c.Name)
 		}
 	}

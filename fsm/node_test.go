@@ -150,6 +150,7 @@ func TestNodeThatHoldsVMsCannotBeDeleted(t *testing.T) {
 	f.image("img")
 	f.launched("a", "", Launch{Name: "a", Image: "img"}, "n1")
 	f.refused(api.CodeConflict, "", KindDeleteNode, DeleteNode{Name: "n1"})
+	f.refused(api.CodeConflict, "", KindDeleteNode, DeleteNode{Name: "n1", Force: true}) // it would run on unbilled
 	f.report("a", api.StateGone)
 	f.do(KindDeleteNode, DeleteNode{Name: "n1"})
 	f.refused(api.CodeNotFound, "", KindDeleteNode, DeleteNode{Name: "n1"})

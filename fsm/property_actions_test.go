@@ -160,13 +160,16 @@ func (m *model) patchNode(*rapid.T) {
 
 func (m *model) deleteNode(*rapid.T) {
 	name := m.pick([]string{"idle", "n3", "idle", "n1"}, "node")
-	if before, r := m.send(KindDeleteNode, DeleteNode{Name: name}); r.Err == nil {
+	force := m.chance(3, "force")
+	m.books.lost = name
+	defer func() { m.books.lost = "" }()
+	if before, r := m.send(KindDeleteNode, DeleteNode{Name: name, Force: force}); r.Err == nil {
 		if m.held[name] != "" {
 			m.r.Fatalf("node %s went, and lease %s has it", name, m.held[name])
 		}
 		for v := range before.VMsOn(name) {
-			if v.State != api.StateLost || m.f.view().VM(v.ID) != nil {
-				m.r.Fatalf("node %s went and left VM %s behind", name, v.ID)
+			if v.State != api.StateLost && (!force || before.Node(name).State == api.NodeHealthy) || m.f.view().VM(v.ID) != nil {
+				m.r.Fatalf("node %s went, by force: %t, with VM %s %s", name, force, v.ID, v.State)
 			}
 		}
 	}
