@@ -136,15 +136,25 @@ func TestWhatDoesNotLandReservesNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		h := newHost(t, func(c *Config) { c.Settings.Policy = Policy{MinHostMemAvailableMiB: ptr(int64(4096))} })
 		h.want(200, "PATCH", "/v1/sim", fields{"mem_available_mib": 4096 + 256})
-		for _, image := range []string{"sim:?fail=boot", "sim:?fail=agent", "sim:?boot_ms=60000"} {
+		for _, c := range []struct{ image, end string }{
+			{"sim:?fail=boot", ""}, {"sim:?fail=agent", ""}, {"sim:?agent_ms=60000&fail=crash&crash_after_ms=100", ""},
+			{"sim:?boot_ms=60000", "delete"}, {"sim:?boot_ms=60000", "stop"}, {"sim:?boot_ms=1&agent_ms=60000", "stop"},
+		} {
 			id := uuid.NewString()
-			h.want(201, "POST", "/v1/vms", body(id, fields{"image": image}))
+			h.want(201, "POST", "/v1/vms", body(id, fields{"image": c.image}))
+			passes(10 * time.Millisecond)
 			h.refused(api.CodeHostPressure, "POST", "/v1/vms", body(uuid.NewString(), nil))
-			switch image {
-			case "sim:?boot_ms=60000":
+			switch c.end {
+			case "delete":
 				h.want(204, "DELETE", "/v1/vms/"+id, nil)
+			case "stop":
+				h.want(200, "POST", "/v1/vms/"+id+"/stop", nil)
+				passes(time.Second)
 			default:
 				passes(2 * time.Minute)
+			}
+			if left := h.reserved.total(); left != 0 {
+				t.Errorf("%+v leaves %d MiB reserved", c, left)
 			}
 		}
 		h.boot(nil)

@@ -220,8 +220,11 @@ func (v *vm) boot(ctx context.Context) {
 			v.rec.Renew = renewNothing
 		}
 		v.attachLocked(m, false)
-	case aborted:
-		return // an order changed its mind, or the daemon ends: nothing has failed
+	case aborted: // an order changed its mind, or the daemon ends: nothing has failed
+		if v.rec.Wanted == api.StateStopped {
+			v.d.reserved.release(v.id)
+		}
+		return
 	default:
 		v.rec.Failed = "the boot failed: " + message(err)
 		v.d.reserved.release(v.id)
@@ -349,6 +352,7 @@ func (v *vm) noteEnd() {
 }
 
 func (v *vm) detachLocked() {
+	v.d.reserved.release(v.id) // it ended before its agent answered
 	v.run.quiet()
 	v.run.Release()
 	v.run = nil
