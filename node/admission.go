@@ -136,8 +136,8 @@ func (d *Daemon) admitPressure(ctx context.Context, id string, memoryMiB int64, 
 	}
 }
 
-// admitStart is admitPressure for what is no create: a fork, a claim, or going on from disk. It is passed unless
-// policy gates all starts.
+// admitStart is admitPressure for what is no create: a claim, a start of what was stopped, or going on from disk. It is
+// passed unless policy gates all starts.
 func (d *Daemon) admitStart(c *call, v *vm, memoryMiB int64) error {
 	if !d.cfg.Settings.Policy.GateAllStarts {
 		return nil

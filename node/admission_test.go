@@ -172,6 +172,10 @@ func TestOtherStartsAreGatedOnlyWherePolicySaysSo(t *testing.T) {
 				c.Settings.Policy = Policy{MinHostMemAvailableMiB: ptr(int64(4096)), GateAllStarts: all}
 			})
 			parent, spare, asleep := h.boot(nil), h.boot(fields{"labels": fields{api.LabelWarmPool: "p"}}), h.sandbox(nil)
+			down, again := h.boot(nil), h.boot(nil)
+			for _, id := range []string{down, again} {
+				h.want(200, "POST", "/v1/vms/"+id+"/stop", nil)
+			}
 			h.want(200, "POST", "/v1/sandboxes/"+asleep+"/hibernate", nil)
 			h.want(200, "PATCH", "/v1/sim", fields{"mem_available_mib": 4000})
 			for _, order := range []struct {
@@ -181,6 +185,8 @@ func TestOtherStartsAreGatedOnlyWherePolicySaysSo(t *testing.T) {
 				{"POST", "/v1/vms/" + parent + "/fork", fields{}},
 				{"PATCH", "/v1/vms/" + spare, fields{"labels": fields{api.LabelWarmPool: nil, api.LabelWarmClaimed: "p"}}},
 				{"POST", "/v1/sandboxes/" + asleep + "/wake", nil},
+				{"POST", "/v1/vms/" + down + "/start", nil},
+				{"POST", "/v1/vms/" + again + "/restart", nil},
 			} {
 				if all {
 					h.refused(api.CodeHostPressure, order.method, order.path, order.body)
@@ -189,8 +195,15 @@ func TestOtherStartsAreGatedOnlyWherePolicySaysSo(t *testing.T) {
 				}
 			}
 			h.want(200, "PATCH", "/v1/vms/"+parent, fields{"name": "renamed"}) // no start
-			if n := h.count("quota.deny", fields{"scope": "pressure"}); (n == 3) != all || !all && n != 0 {
+			h.want(200, "POST", "/v1/vms/"+parent+"/restart", nil)             // it has its memory
+			if n := h.count("quota.deny", fields{"scope": "pressure"}); (n == 5) != all || !all && n != 0 {
 				t.Errorf("gate_all_starts %t: got %d refusals", all, n)
+			}
+			h.want(200, "PATCH", "/v1/sim", fields{"mem_available_mib": 4096 + 256})
+			h.want(200, "POST", "/v1/vms/"+down+"/start", nil)
+			passes(time.Second)
+			if left := h.reserved.total(); left != 0 {
+				t.Errorf("gate_all_starts %t: %d MiB are left reserved", all, left)
 			}
 		})
 	}

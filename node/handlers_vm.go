@@ -475,11 +475,34 @@ func (d *Daemon) toState(c *call, op string, change func(*vm, *record) error, do
 	return ok(v.view())
 }
 
+// toBoot is toState for orders that boot a VM. One that is down brings memory in: policy may gate that, too.
+func (d *Daemon) toBoot(c *call, op string, change func(*vm, *record) error) (answer, error) {
+	v, err := d.named(c)
+	if err != nil {
+		return answer{}, err
+	}
+	v.mu.Lock()
+	down := v.run == nil
+	v.mu.Unlock()
+	if down {
+		if err := d.admitStart(c, v, v.size.MemoryMiB); err != nil {
+			return answer{}, err
+		}
+	}
+	done, err := d.toState(c, op, change, nil)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if s := v.stateLocked(); s == api.StateStopped || s == api.StateFailed {
+		d.reserved.release(v.id) // it was refused, or a repeat: nothing boots
+	}
+	return done, err
+}
+
 func (d *Daemon) startVM(c *call) (answer, error) {
 	if err := d.rouseNamed(c); err != nil {
 		return answer{}, err
 	}
-	return d.toState(c, "start", func(v *vm, r *record) error {
+	return d.toBoot(c, "start", func(v *vm, r *record) error {
 		switch v.stateLocked() {
 		case api.StatePaused:
 			return api.Errorf(api.CodeConflict, "VM %s is paused; resume it", v.id)
@@ -490,7 +513,7 @@ func (d *Daemon) startVM(c *call) (answer, error) {
 		}
 		r.Wanted, r.Failed, r.Note = api.StateRunning, "", ""
 		return nil
-	}, nil)
+	})
 }
 
 func (d *Daemon) stopVM(c *call) (answer, error) {
@@ -501,12 +524,12 @@ func (d *Daemon) stopVM(c *call) (answer, error) {
 }
 
 func (d *Daemon) restartVM(c *call) (answer, error) {
-	return d.toState(c, "restart", func(_ *vm, r *record) error {
+	return d.toBoot(c, "restart", func(_ *vm, r *record) error {
 		r.Wanted, r.Failed, r.Note, r.Saved = api.StateRunning, "", "", false
 		r.Agent, r.ReadyAt = false, 0
 		r.Boots++
 		return nil
-	}, nil)
+	})
 }
 
 func (d *Daemon) pauseVM(c *call) (answer, error) {

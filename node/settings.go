@@ -28,7 +28,7 @@ type Policy struct {
 	MaxHostMemPSIFullAvg10 *float64 `toml:"max_host_mem_psi_full_avg10"` // percent
 	DenyHostPressureLevel  string   `toml:"deny_host_pressure_level"`    // warn or critical
 	PressureDeferSecs      int      `toml:"pressure_defer_secs"`         // how long a create waits for pressure to clear
-	GateAllStarts          bool     `toml:"gate_all_starts"`             // also forks, claims and wakes
+	GateAllStarts          bool     `toml:"gate_all_starts"`             // also forks, claims, wakes, and starts of what was stopped
 }
 
 // Sandbox is [sandbox].
