@@ -116,6 +116,130 @@ test("an operator makes a pool, sees it fill, launches from it and steers it", a
   clean(seen, fleet.urls[0], fleet.token);
 });
 
+test("a pool rolls to another image step by step, pauses when that does not boot, and goes back", async (t) => {
+  const { page, seen } = await open(t);
+  const pool = () => fleet.api("GET", "/fleet/pools/moving");
+  const all = (image) => async () => { const p = await pool(); return !p.status.roll && p.status.ready === 3 && p.warm.every((w) => w.image === image && w.state === "ready"); };
+  await fleet.api("POST", "/fleet/pools", { name: "moving", image: "debian-13", min_ready: 3 });
+  await eventually("the pool to fill", all("debian-13"));
+  await fleet.api("POST", "/fleet/vms", { name: "moved-1", pool: "moving" });
+  await eventually("the pool to fill again", all("debian-13"));
+  await signIn(page, fleet.urls[0], fleet.token);
+  await go(page, "#/pools");
+  const mine = card(page, "moving");
+  const roll = mine.getByRole("region", { name: "Roll of moving" });
+  const start = async (image, atOnce) => {
+    await mine.getByRole("button", { name: "Roll image of moving" }).focus();
+    await page.keyboard.press("Enter");
+    const dialog = page.getByRole("dialog", { name: "Roll moving to another image" });
+    await dialog.getByLabel("Image").selectOption(image);
+    await dialog.getByLabel("Replace at a time").fill(atOnce);
+    return dialog;
+  };
+  const dialog = await start("debian-14", "99");
+  assert.deepEqual((await dialog.getByLabel("Image").locator("option").evaluateAll((all) => all.map((o) => o.value))).sort(), ["broken", "debian-14"]); // not its own, no other guest's
+  await dialog.getByRole("button", { name: "Roll pool" }).click();
+  await dialog.getByRole("alert").getByText("max_unavailable must be from 1 to 32").waitFor();
+  assert.equal(await dialog.getByLabel("Replace at a time").getAttribute("aria-invalid"), "true");
+  await dialog.getByText("All 3 warm VMs will be deleted at once").waitFor();
+  await dialog.getByLabel("Replace at a time").fill("1");
+  await dialog.getByText("3 warm VMs will be deleted and booted anew from debian-14, 1 at a time; 2 of 3 stay ready. VMs that were taken from it keep running as they are (1 now).").waitFor();
+  await dialog.getByLabel("Launches meanwhile").selectOption("never");
+  await dialog.getByRole("button", { name: "Roll pool" }).press("Enter");
+  await mine.getByText("Rolling", { exact: true }).waitFor();
+  await roll.getByText("1 of 3 replaced").waitFor();
+  assert.equal(await roll.getByRole("meter").getAttribute("aria-valuemax"), "3");
+  await eventually("every spare to be of the new image", all("debian-14"));
+  await roll.waitFor({ state: "detached" });
+  await mine.getByText("Debian 14 · debian-14").waitFor();
+  const kept = await fleet.api("GET", "/fleet/vms/moved-1");
+  assert.deepEqual([kept.state, kept.image], ["running", "debian-13"]);
+
+  await (await start("broken", "1")).getByRole("button", { name: "Roll pool" }).click();
+  await mine.getByText("Roll paused").waitFor();
+  await roll.getByText(/two boots of broken in a row failed: .*fail=boot/).waitFor();
+  await roll.getByText("The 2 VMs of debian-14 stay").waitFor();
+  await roll.getByText(/Next try (in \d|now)/).waitFor();
+  assert.equal((await pool()).status.roll.state, "paused");
+  await go(page, "#/");
+  await page.getByText("Warm pool moving does not go on to broken").waitFor();
+  await go(page, "#/pools");
+  await mine.getByRole("button", { name: "Go back to debian-14 in moving" }).click();
+  await page.getByRole("dialog").getByText("Those of debian-14 stay and count again").waitFor();
+  await page.getByRole("dialog").getByRole("button", { name: "Go back to debian-14" }).click();
+  await eventually("the pool to be whole again", all("debian-14"));
+  await roll.waitFor({ state: "detached" });
+  await mine.getByRole("img", { name: "3 ready", exact: true }).waitFor();
+  await fleet.api("DELETE", "/fleet/pools/moving");
+  await fleet.api("DELETE", "/fleet/vms/moved-1");
+  clean(seen, fleet.urls[0], fleet.token);
+});
+
+test("a tenant's time limits and policy are set, refused beside the field, and taken off", async (t) => {
+  const { page, seen } = await open(t);
+  await signIn(page, fleet.urls[0], fleet.token);
+  await go(page, "#/leases");
+  await page.getByRole("button", { name: "Add tenant" }).click();
+  const adding = page.getByRole("dialog", { name: "Add a tenant" });
+  await adding.getByLabel("Name").fill("initech");
+  await adding.getByText("Time limits and policy").click();
+  await adding.getByLabel("At most").fill("36h");
+  await adding.getByRole("button", { name: "Add tenant" }).click();
+  await page.getByText("Added tenant initech").waitFor();
+  await go(page, "#/tenants/initech");
+  const settings = page.locator("section", { has: page.getByRole("heading", { name: "Settings" }) });
+  await settings.getByText("1 d 12 h").waitFor();
+  await page.getByRole("button", { name: "Change settings" }).click();
+  const dialog = page.getByRole("dialog", { name: "Settings of initech" });
+  const field = (label) => dialog.getByLabel(label);
+  const wrong = async (label, words) => {
+    await dialog.getByRole("button", { name: "Change settings" }).click();
+    await dialog.getByRole("alert").getByText(words).waitFor();
+    assert.equal(await field(label).getAttribute("aria-invalid"), "true");
+  };
+  assert.equal(await field("At most").inputValue(), "1 d 12 h");
+  await field("Unless a launch says").fill("soon");
+  await wrong("Unless a launch says", "write the time limit as");
+  await field("Unless a launch says").fill("2d");
+  await wrong("Unless a launch says", "default_ttl_seconds must not be above max_ttl_seconds (129600)"); // in the API's words
+  await field("Unless a launch says").fill("2h30m");
+  await field("Shortest lease of a Mac").fill("99999");
+  await wrong("Shortest lease of a Mac", "policy.min_lease_hours");
+  await field("Shortest lease of a Mac").fill("48");
+  await field("VMs of shared pools").selectOption({ label: "May be taken" });
+  await field("macOS guests").selectOption({ label: "Need no lease" });
+  await dialog.getByRole("button", { name: "Change settings" }).press("Enter");
+  await page.getByText("Changed the settings of initech").waitFor();
+  await settings.getByText("2 h 30 min").waitFor();
+  await settings.getByText("need no lease", { exact: true }).waitFor();
+  await settings.getByText("may be shared as in the whole fleet").waitFor();
+  let now = await fleet.api("GET", "/fleet/tenants/initech");
+  assert.deepEqual([now.default_ttl_seconds, now.max_ttl_seconds, now.policy], [9000, 129600, { allow_shared_pool_claims: true, require_lease_for_macos: false, isolate_tenant_networks: null, min_lease_hours: 48 }]);
+
+  await page.getByRole("button", { name: "Change settings" }).click();
+  for (const label of ["Unless a launch says", "At most", "Shortest lease of a Mac"]) await field(label).fill("");
+  for (const label of ["VMs of shared pools", "macOS guests"]) await field(label).selectOption("");
+  await dialog.getByRole("button", { name: "Change settings" }).click();
+  await dialog.waitFor({ state: "detached" });
+  now = await fleet.api("GET", "/fleet/tenants/initech");
+  assert.deepEqual([now.default_ttl_seconds, now.max_ttl_seconds, ...Object.values(now.policy)], [null, null, null, null, null, null]);
+
+  await page.getByRole("button", { name: "Change quota" }).click();
+  await page.getByRole("dialog").getByLabel("vCPUs").fill("9999999999999");
+  await page.getByRole("dialog").getByRole("button", { name: "Change quota" }).click();
+  await page.getByRole("dialog").getByRole("alert").getByText("quota.max_vcpus must be").waitFor();
+  assert.equal(await page.getByRole("dialog").getByLabel("vCPUs").getAttribute("aria-invalid"), "true");
+  assert.equal(await page.getByRole("dialog").getByLabel("VMs", { exact: true }).getAttribute("aria-invalid"), null);
+  await fleet.api("DELETE", "/fleet/tenants/initech");
+  clean(seen, fleet.urls[0], fleet.token);
+
+  const own = await open(t);
+  await signIn(own.page, fleet.urls[0], tenant);
+  await go(own.page, "#/tenants/acme");
+  await own.page.getByText("as in the whole fleet").first().waitFor(); // which the tenant may not read
+  assert.equal(await own.page.getByRole("button", { name: /Change (settings|quota)/ }).count(), 0);
+});
+
 test("why a pool waits and when it tries again is on its card", async (t) => {
   const { page } = await open(t);
   await signIn(page, fleet.urls[0], fleet.token);
@@ -251,8 +375,15 @@ for (const colorScheme of ["light", "dark"]) {
     await check("create pool");
     await page.keyboard.press("Escape");
     assert.equal(await page.getByRole("dialog").count(), 0);
+    await page.getByRole("button", { name: "Roll image of linux-ci" }).click();
+    await check("roll");
+    await page.keyboard.press("Escape");
     await page.getByRole("button", { name: "Launch from linux-ci" }).click();
     await check("launch");
+    await page.keyboard.press("Escape");
+    await go(page, "#/tenants/globex");
+    await page.getByRole("button", { name: "Change settings" }).click();
+    await check("settings");
     assert.deepEqual(seen.errors, []);
   });
 }
@@ -269,6 +400,17 @@ test("everything is within reach of the keyboard, and no page scrolls sideways, 
       const over = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
       assert.ok(over <= 0, `${name} is ${over} px too wide for ${width}`);
     }
+  }
+  await page.setViewportSize({ width: 360, height: 740 });
+  for (const [hash, name, action] of [["#/pools", "Roll image of linux-ci", "Roll pool"], ["#/tenants/globex", "Change settings", "Change settings"]]) {
+    await go(page, hash);
+    await page.getByRole("button", { name }).click();
+    const dialog = page.getByRole("dialog");
+    assert.ok(await dialog.evaluate((d) => d.scrollWidth <= d.clientWidth && d.getBoundingClientRect().right <= innerWidth), `${name} is too wide`);
+    await dialog.getByRole("button", { name: action }).scrollIntoViewIfNeeded();
+    assert.ok(await dialog.getByRole("button", { name: action }).evaluate((b) => b.getBoundingClientRect().bottom <= innerHeight), `${action} is out of reach`);
+    await page.keyboard.press("Escape");
+    await dialog.waitFor({ state: "detached" });
   }
   await page.setViewportSize({ width: 1280, height: 800 });
   await go(page, "#/pools");

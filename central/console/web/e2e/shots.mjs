@@ -32,9 +32,16 @@ try {
       await page.screenshot({ path: `${dir}${name}-${look}.png`, fullPage: true });
     }
     await page.evaluate(() => (location.hash = "#/pools"));
+    await fleet.api("POST", "/fleet/pools/shared/roll", { image: look === "dark" ? "debian-13" : "debian-14" });
+    await page.getByText("Rolling", { exact: true }).waitFor();
+    await page.screenshot({ path: `${dir}rolling-${look}.png`, fullPage: true });
     await page.getByRole("button", { name: "Create pool" }).click();
-    await page.getByLabel("Image").selectOption("macos-27-xcode");
+    await page.getByLabel("Image", { exact: true }).selectOption("macos-27-xcode");
     await page.screenshot({ path: `${dir}dialog-pool-${look}.png` });
+    await page.keyboard.press("Escape");
+    await page.getByRole("button", { name: "Roll image of linux-ci" }).click();
+    await page.getByLabel("Replace at a time").fill("2");
+    await page.screenshot({ path: `${dir}dialog-roll-${look}.png` });
     await page.keyboard.press("Escape");
     await page.getByRole("button", { name: "Launch from linux-ci" }).click();
     await page.getByLabel("Name").fill("shot-" + look);
@@ -44,6 +51,11 @@ try {
     await page.locator(".toast").waitFor();
     await pause(300);
     await page.screenshot({ path: `${dir}toast-${look}.png` });
+    await page.evaluate(() => (location.hash = "#/tenants/globex"));
+    await page.getByRole("button", { name: "Change settings" }).click();
+    await page.getByText("As in the whole fleet: need a lease").waitFor({ state: "attached" });
+    await page.screenshot({ path: `${dir}dialog-settings-${look}.png` });
+    await page.keyboard.press("Escape");
     if (look === "phone") {
       await page.getByRole("button", { name: "Menu" }).click();
       await page.screenshot({ path: `${dir}menu-${look}.png` });

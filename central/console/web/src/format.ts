@@ -64,6 +64,18 @@ export function duration(text: string): number | null {
   return t ? sum : null;
 }
 
+/** 45 s, 1 h 30 min, 7 d 12 h: the whole of it, as duration reads it back. */
+export function exact(secs: number): string {
+  const parts: string[] = [];
+  let rest = secs;
+  for (const unit of ["d", "h", "min", "s"]) {
+    const n = Math.floor(rest / seconds[unit]!);
+    if (n) parts.push(`${n} ${unit}`);
+    rest -= n * seconds[unit]!;
+  }
+  return parts.join(" ") || "0 s";
+}
+
 /** Reads 512, 512M, 16G, 16GiB as MiB; null when it is none of these. */
 export function memory(text: string): number | null {
   const part = /^\s*(\d+(?:\.\d+)?)\s*([mgt])?(?:i?b)?\s*$/i.exec(text);

@@ -1,4 +1,4 @@
-import type { Activity, Cluster, Lease, Node, Pool, VM } from "./api.gen.ts";
+import type { Activity, Cluster, Image, Lease, Node, Pool, VM } from "./api.gen.ts";
 import { count, link, reasons, span } from "./format.ts";
 
 export type Worry = { tone: "bad" | "warn"; text: string; href: string };
@@ -16,7 +16,8 @@ export function worries(c: Cluster | null, n: Node[], p: Pool[], l: Lease[], v: 
     else if (h.density?.host_pressure_level === "warn") add("warn", `Host ${h.name} is under memory pressure`, "hosts", h.name);
   }
   for (const x of l) if (x.state === "scrub_failed") add("bad", `The scrub after ${x.tenant}'s lease of ${x.nodes.join(", ")} failed`, "leases");
-  for (const x of p) if (x.status?.state === "backing_off") add("warn", `Warm pool ${x.name} cannot fill: ${poolTrouble(x, now)}`, "pools");
+  for (const x of p) if (x.status?.roll?.state === "paused") add("warn", `Warm pool ${x.name} does not go on to ${x.status.roll.image}: ${poolTrouble(x, now)}`, "pools");
+    else if (x.status?.state === "backing_off") add("warn", `Warm pool ${x.name} cannot fill: ${poolTrouble(x, now)}`, "pools");
   const bad = v.filter((m) => m.state === "failed" || m.state === "lost" || m.state === "unknown");
   if (bad.length === 1) add("warn", `VM ${bad[0]!.name} is ${bad[0]!.state}`, "vms", bad[0]!.id);
   else if (bad.length) out.push({ tone: "warn", text: `${count(bad.length, "VM")} failed, lost or unknown`, href: link("vms") + "?state=trouble" });
@@ -41,6 +42,26 @@ export const waitReason: Record<string, string> = {
   max_total: "the pool's limit is reached until VMs taken from it are deleted",
   macos_limit: "the Macs it may use run two macOS guests each, as many as Apple's licence allows",
 };
+
+/** Images that a pool may go on to: of its guest, and with an agent where it waits for one. */
+export const rollsTo = (p: Pool, list: Image[]) => list.filter((i) => i.name !== p.image && i.guest_os === p.guest_os && (p.readiness !== "agent" || i.has_agent));
+
+/** How many warm VMs a pool replaces when it goes on to an image. */
+export const replaced = (p: Pool, image: string) => p.warm.filter((w) => w.image !== image && w.state !== "failed").length;
+
+/** What will happen when a pool goes on to an image, so many VMs at a time. */
+export function rollPlan(p: Pool, image: string, atOnce: number): string {
+  const old = replaced(p, image);
+  const left = p.min_ready - atOnce;
+  const taken = p.status.claimed_running;
+  return [
+    old === 0 ? `It has no warm VM to replace: its next ones boot from ${image}.`
+      : left > 0 ? `${count(old, "warm VM")} will be deleted and booted anew from ${image}, ${atOnce} at a time; ${left} of ${p.min_ready} stay ready.`
+      : `${old === 1 ? "Its warm VM" : `All ${old} warm VMs`} will be deleted at once and booted anew from ${image}; until then launches boot the usual way.`,
+    `VMs that were taken from it keep running as they are${taken ? ` (${taken} now)` : ""}.`,
+    old > 0 ? "After two failed boots in a row it pauses and keeps the rest." : "",
+  ].filter(Boolean).join(" ");
+}
 
 const day = 86_400_000;
 

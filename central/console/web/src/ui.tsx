@@ -308,7 +308,7 @@ type FieldProps = { label: string; hint?: ComponentChildren; error?: Problem | n
 
 export function Field({ label, hint, error, field, children }: FieldProps) {
   const id = useId();
-  const wrong = Boolean(field && error?.body.field?.split(".")[0] === field);
+  const wrong = Boolean(field && `${error?.body.field ?? ""}.`.startsWith(field + "."));
   return (
     <div class={`field ${wrong ? "wrong" : ""}`}>
       <label for={id}>{label}</label>

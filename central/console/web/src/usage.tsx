@@ -24,7 +24,7 @@ export const QuotaBars = ({ usage: u }: { usage: TenantUsage }) => (
         <div class="gauge" key={key}>
           <span>{text}</span>
           {max === null || max === undefined ? <div class="bar none" aria-hidden="true" /> : <Bar value={used} max={max} tone={used >= max && max > 0 ? "warn" : "plain"} label={`${text} of ${u.tenant}`} />}
-          <span class="num">{max === null || max === undefined ? <>{show(used)} <span class="dim">no limit</span></> : `${show(used)} of ${show(max)}`}</span>
+          <span class="num">{max === null || max === undefined ? <>{show(used)}<span class="dim">, no limit</span></> : `${show(used)} of ${show(max)}`}</span>
         </div>
       );
     })}
@@ -42,7 +42,7 @@ export function quotaOf(form: QuotaForm): Quota {
   for (const { key, text } of kinds) {
     const typed = form[key]?.trim() ?? "";
     const n = typed === "" ? null : key === "max_memory_mib" ? memory(typed) : /^\d+$/.test(typed) ? Number(typed) : NaN;
-    if (typed !== "" && (n === null || Number.isNaN(n))) throw mistyped("quota", `${text}: write a whole number${key === "max_memory_mib" ? ", or memory such as 64G" : ""}`);
+    if (typed !== "" && (n === null || Number.isNaN(n))) throw mistyped("quota." + key, `${text}: write a whole number${key === "max_memory_mib" ? ", or memory such as 64G" : ""}`);
     out[key] = n;
   }
   return out as Quota;
@@ -86,7 +86,7 @@ export function UsageByDay({ tenant }: { tenant?: string }) {
       <svg class="chart" viewBox={`0 0 ${days * 40} 120`} preserveAspectRatio="none" role="img" aria-label={`VM hours a day for the last ${days} days; the table below has the numbers`}>
         {rows.map((r, i) => <rect key={r.day} class={r.seconds ? "" : "none"} x={i * 40 + 5} width="30" y={118 - (r.seconds / most) * 112} height={Math.max(2, (r.seconds / most) * 112)} rx="2"><title>{`${r.day}: ${span(r.seconds * 1000)}`}</title></rect>)}
       </svg>
-      <div class="chart-ends"><span>{rows[0]!.day}</span><span>today</span></div>
+      <div class="chart-ends"><span>{rows[0]!.day}</span>{most > 1 && <span>VM time, {span(most * 1000)} on the highest day</span>}<span>today</span></div>
       <details>
         <summary>As numbers</summary>
         <DataTable label="Usage by day" rows={[...rows].reverse()} id={(r) => r.day} size={days} columns={[

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { ago, coldReason, duration, labels, memory, mib, money, ms, reasons, span, words } from "../src/format.ts";
+import { ago, coldReason, duration, exact, labels, memory, mib, money, ms, reasons, span, words } from "../src/format.ts";
 
 test("sizes and times read as people write them", () => {
   assert.deepEqual([0, 512, 1024, 1536, 16384, 1572864].map(mib), ["0 MiB", "512 MiB", "1 GiB", "1.5 GiB", "16 GiB", "1.5 TiB"]);
@@ -18,6 +18,11 @@ test("what is typed is read, or refused", () => {
   assert.deepEqual(labels("url=a=b"), { url: "a=b" });
   assert.equal(labels("zone"), null);
   assert.equal(labels("=lab"), null);
+});
+
+test("a time is shown as a whole, and is read back as it was", () => {
+  assert.deepEqual([45, 5400, 86400, 648000, 90061].map(exact), ["45 s", "1 h 30 min", "1 d", "7 d 12 h", "1 d 1 h 1 min 1 s"]);
+  for (const secs of [1, 59, 60, 3599, 9000, 86399, 604800, 366 * 86400]) assert.equal(duration(exact(secs)), secs);
 });
 
 test("a command line becomes words as a shell splits it", () => {

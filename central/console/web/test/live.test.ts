@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Rows, type Versioned } from "../src/rows.ts";
 import { type Message, parser } from "../src/sse.ts";
-import { hitRate, startTimes, worries } from "../src/sums.ts";
+import { hitRate, rollPlan, rollsTo, startTimes, worries } from "../src/sums.ts";
 
 type Row = Versioned & { id: string };
 
@@ -88,4 +88,26 @@ test("a fleet that is well has no worries, and the worst comes first", () => {
   assert.deepEqual(found.map((w) => w.tone), ["bad", "bad", "bad", "bad", "warn", "warn", "warn"]);
   assert.deepEqual(found.map((w) => w.text), ["The cluster has no leader", "Replica central-2 does not answer", "Host b is under critical memory pressure", "The scrub after acme's lease of c failed",
     "Host a has not been heard of lately", "Warm pool p cannot fill: no room; next try in 10 s", "2 VMs failed, lost or unknown"]);
+});
+
+test("a pool may go on to images of its guest, with the agent that it waits for", () => {
+  const list = some([{ name: "a", guest_os: "linux", has_agent: true }, { name: "b", guest_os: "linux", has_agent: true }, { name: "bare", guest_os: "linux", has_agent: false }, { name: "mac", guest_os: "macos", has_agent: true }]);
+  const to = (p: object) => rollsTo(p as never, list).map((i: { name: string }) => i.name);
+  assert.deepEqual(to({ image: "a", guest_os: "linux", readiness: "agent" }), ["b"]);
+  assert.deepEqual(to({ image: "a", guest_os: "linux", readiness: "running" }), ["b", "bare"]);
+  assert.deepEqual(to({ image: "mac", guest_os: "macos", readiness: "agent" }), []);
+});
+
+test("what a roll will do is said before it is done", () => {
+  const pool = (warm: object[], taken = 0) => ({ image: "a", min_ready: 3, warm, status: { claimed_running: taken } }) as never;
+  const a = { image: "a", state: "ready" };
+  assert.equal(rollPlan(pool([a, a, a], 2), "b", 1), "3 warm VMs will be deleted and booted anew from b, 1 at a time; 2 of 3 stay ready. VMs that were taken from it keep running as they are (2 now). After two failed boots in a row it pauses and keeps the rest.");
+  assert.match(rollPlan(pool([a, { ...a, state: "booting" }, { image: "b", state: "ready" }, { ...a, state: "failed" }]), "b", 2), /^2 warm VMs will .* 2 at a time; 1 of 3 stay ready\. VMs that were taken from it keep running as they are\. /);
+  assert.match(rollPlan(pool([a, a, a]), "b", 3), /^All 3 warm VMs will be deleted at once .* launches boot the usual way\./);
+  assert.match(rollPlan(pool([]), "b", 1), /^It has no warm VM to replace: its next ones boot from b\. .* as they are\.$/);
+});
+
+test("a roll that paused is something to look at", () => {
+  const found = worries({ leader: "central-1", replicas: [] } as never, [], some([{ name: "p", status: { state: "backing_off", roll: { image: "b", from: "a", state: "paused" }, last_error: "no boot" } }]), [], [], 0);
+  assert.deepEqual(found.map((w: { text: string }) => w.text), ["Warm pool p does not go on to b: no boot"]);
 });

@@ -45,7 +45,7 @@ export function ClusterPage() {
           <DataTable label="Images" rows={images.value} id={(i) => i.name} size={20} empty={<Empty title="The catalog is empty">An image is what VMs boot from, and the size they take unless told otherwise.</Empty>} columns={[
             { head: "Image", by: (i) => i.name, cell: (i) => <><strong>{i.title || i.name}</strong>{i.title && i.title !== i.name && <p class="dim small">{i.name}</p>}</> },
             { head: "Guest", by: (i) => i.guest_os, cell: (i) => (i.guest_os === "macos" ? "macOS" : "Linux") },
-            { head: "Size", num: true, by: (i) => i.memory_mib, cell: (i) => `${i.vcpus} × ${mib(i.memory_mib)}` },
+            { head: "Size", num: true, by: (i) => i.memory_mib, cell: (i) => `${i.vcpus} vCPU, ${mib(i.memory_mib)}` },
             { head: "Agent", cell: (i) => (i.has_agent ? "yes" : <span class="dim">no</span>) },
             { head: "Path", cell: (i) => <code>{i.path}</code>, extra: true },
             { head: "", cell: (i) => writes && <Button kind="quiet" act={() => removeImage(i)} aria-label={`Remove image ${i.name}`}>Remove</Button> },

@@ -7,6 +7,7 @@ import { link } from "../route.ts";
 import { me } from "../session.ts";
 import { DataTable, type Column } from "../table.tsx";
 import { Ago, ask, Button, Check, Empty, FormDialog, Icon, mistyped, now, Page, say, Select, Skeleton, Tag, Text, type Tone } from "../ui.tsx";
+import { SettingsFields, settingsForm, settingsOf } from "../settings.tsx";
 import { QuotaBars, QuotaFields, quotaOf, UsageByDay, type QuotaForm } from "../usage.tsx";
 
 const tones: Record<string, Tone> = { pending: "info", active: "ok", ending: "warn", scrubbing: "info", scrub_failed: "bad", ended: "quiet" };
@@ -101,7 +102,7 @@ function TenantCard({ tenant: t }: { tenant: Tenant }) {
     <article class="card" aria-label={`Tenant ${t.name}`}>
       <header><h3><a href={link("tenants", t.name)}>{t.name}</a></h3></header>
       {usage ? <QuotaBars usage={usage} /> : <Skeleton lines={4} />}
-      <footer><a href={link("tenants", t.name)}>Keys, quota and usage</a></footer>
+      <footer><a href={link("tenants", t.name)}>Keys, quota, settings and usage</a></footer>
     </article>
   );
 }
@@ -155,8 +156,9 @@ function NewLease({ close }: { close: () => void }) {
 function NewTenant({ close }: { close: () => void }) {
   const [name, setName] = useState("");
   const [quota, setQuota] = useState<QuotaForm>({});
+  const [settings, setSettings] = useState(() => settingsForm());
   const send = async () => {
-    const made = await post<Tenant>("/fleet/tenants", { name: name.trim(), quota: quotaOf(quota) });
+    const made = await post<Tenant>("/fleet/tenants", { name: name.trim(), quota: quotaOf(quota), ...settingsOf(settings) });
     took("tenant", made);
     say(`Added tenant ${made.name}`, "Next it needs a key.", { href: link("tenants", made.name) });
   };
@@ -165,6 +167,10 @@ function NewTenant({ close }: { close: () => void }) {
       {(error) => <>
         <Text label="Name" field="name" error={error} value={name} set={setName} placeholder="acme" hint="1 to 40 of a–z, 0–9 and -" autoFocus />
         <QuotaFields form={quota} set={setQuota} error={error} />
+        <details>
+          <summary>Time limits and policy</summary>
+          <SettingsFields form={settings} set={setSettings} error={error} />
+        </details>
       </>}
     </FormDialog>
   );

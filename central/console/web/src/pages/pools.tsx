@@ -8,6 +8,7 @@ import { images, lost, pools, reloadImages, tenants, took } from "../live.ts";
 import { me } from "../session.ts";
 import { Ago, ask, Button, Empty, Field, FormDialog, Icon, memo, mistyped, Page, refuse, say, Select, Skeleton, Tag, Text, type Tone, Until } from "../ui.tsx";
 import { Launch } from "./launch.tsx";
+import { Roll, RollState } from "./roll.tsx";
 
 const states: Record<string, [Tone, string]> = {
   ready: ["ok", "Ready"],
@@ -17,6 +18,9 @@ const states: Record<string, [Tone, string]> = {
 };
 
 export function stateTag(p: Pool) {
+  const roll = p.status?.roll;
+  if (roll?.state === "paused") return <Tag tone="warn">Roll paused</Tag>;
+  if (roll && p.status.state !== "backing_off") return <Tag tone="info">Rolling</Tag>;
   const [tone, text] = states[p.status?.state] ?? ["quiet", p.status?.state ?? "unknown"];
   return <Tag tone={tone}>{text}</Tag>;
 }
@@ -71,6 +75,7 @@ function Stepper({ pool: p }: { pool: Pool }) {
 }
 
 const launching = signal<Pool | null>(null);
+const rolling = signal<Pool | null>(null);
 
 const Card = memo(({ pool: p }: { pool: Pool }) => {
   const s = p.status ?? {};
@@ -98,7 +103,8 @@ const Card = memo(({ pool: p }: { pool: Pool }) => {
       </header>
       <p class="dim">{image?.title || p.image}{image?.title && image.title !== p.image ? ` · ${p.image}` : ""} · {count(p.size.vcpus, "vCPU")}, {mib(p.size.memory_mib)} each</p>
       <Dots pool={p} />
-      <p class="dots-words"><strong>{s.ready ?? 0}</strong> of {p.min_ready} ready{s.booting ? `, ${s.booting} booting` : ""}{s.stale ? `, ${s.stale} of an earlier image` : ""}</p>
+      <p class="dots-words"><strong>{s.ready ?? 0}</strong> of {p.min_ready} ready{s.booting ? `, ${s.booting} booting` : ""}</p>
+      <RollState pool={p} steer={mine(p)} />
       <Stepper pool={p} />
       <dl class="stats">
         <div><dt>Launches, 24 h</dt><dd>{s.claimed_24h ?? 0}</dd></div>
@@ -106,7 +112,7 @@ const Card = memo(({ pool: p }: { pool: Pool }) => {
         <div><dt>Taken, running</dt><dd>{s.claimed_running ?? 0}</dd></div>
         <div><dt>Limit</dt><dd>{p.max_total}</dd></div>
       </dl>
-      {(s.last_error || waits) && s.state !== "ready" && (
+      {(s.last_error || waits) && s.state !== "ready" && s.roll?.state !== "paused" && (
         <div class="trouble" role="note">
           {waits && <p><strong>Waits:</strong> {waits}.{hosts && ` ${hosts[0]!.toUpperCase()}${hosts.slice(1)}.`}</p>}
           {s.last_error && <p><strong>Last error:</strong> {s.last_error}</p>}
@@ -116,7 +122,10 @@ const Card = memo(({ pool: p }: { pool: Pool }) => {
       <p class="dim small">{where(p)}{s.last_claim_at ? <>Last launch <Ago at={s.last_claim_at} /></> : "No launch yet"}</p>
       <footer>
         <Button kind="main" disabled={!me.value?.writes} act={() => void (launching.value = p)} aria-label={`Launch from ${p.name}`}>Launch</Button>
-        {mine(p) && <Button kind="quiet" act={remove} aria-label={`Delete pool ${p.name}`}>Delete</Button>}
+        {mine(p) && <span>
+          <Button kind="quiet" act={() => void (rolling.value = p)} aria-label={`Roll image of ${p.name}`}>Roll image</Button>
+          <Button kind="quiet" act={remove} aria-label={`Delete pool ${p.name}`}>Delete</Button>
+        </span>}
       </footer>
     </article>
   );
@@ -144,6 +153,7 @@ export function Pools() {
       )}
       {creating && <CreatePool close={() => setCreating(false)} />}
       {launching.value && <Launch pool={launching.value} close={() => (launching.value = null)} />}
+      {rolling.value && <Roll of={rolling.value} close={() => (rolling.value = null)} />}
     </Page>
   );
 }

@@ -5,8 +5,9 @@ import { duration } from "../format.ts";
 import { happened, lost, tenants, took } from "../live.ts";
 import { go, link } from "../route.ts";
 import { me } from "../session.ts";
+import { SettingsFacts, SettingsFields, settingsForm, settingsOf, useFleetPolicy } from "../settings.tsx";
 import { DataTable } from "../table.tsx";
-import { Ago, ask, Button, Dialog, Empty, Facts, FormDialog, mistyped, Page, Panel, refuse, say, Secret, Select, Skeleton, Tag, Text } from "../ui.tsx";
+import { Ago, ask, Button, Dialog, Empty, FormDialog, mistyped, Page, Panel, refuse, say, Secret, Select, Skeleton, Tag, Text } from "../ui.tsx";
 import { formOf, QuotaBars, QuotaFields, quotaOf, UsageByDay } from "../usage.tsx";
 
 function EditQuota({ tenant: t, close }: { tenant: Tenant; close: () => void }) {
@@ -20,6 +21,22 @@ function EditQuota({ tenant: t, close }: { tenant: Tenant; close: () => void }) 
       {(error) => <>
         <p class="dim">What {t.name} holds already it keeps, even above a new limit.</p>
         <QuotaFields form={form} set={setForm} error={error} />
+      </>}
+    </FormDialog>
+  );
+}
+
+function EditSettings({ tenant: t, close }: { tenant: Tenant; close: () => void }) {
+  const [form, setForm] = useState(() => settingsForm(t));
+  const send = async () => {
+    took("tenant", await patch<Tenant>(`/fleet/tenants/${seg(t.name)}`, settingsOf(form)));
+    say(`Changed the settings of ${t.name}`);
+  };
+  return (
+    <FormDialog title={`Settings of ${t.name}`} action="Change settings" send={send} close={close}>
+      {(error) => <>
+        <p class="dim">They hold for what {t.name} launches and leases from now on; what runs stays as it is.</p>
+        <SettingsFields form={form} set={setForm} error={error} />
       </>}
     </FormDialog>
   );
@@ -88,7 +105,8 @@ export function OneTenant({ name }: { name: string }) {
   const t = tenants.value?.find((one) => one.name === name);
   const [usage, setUsage] = useState<TenantUsage | null>(null);
   const [missing, setMissing] = useState<unknown>(null);
-  const [editing, setEditing] = useState(false);
+  const [editing, setEditing] = useState<"" | "quota" | "settings">("");
+  const fleet = useFleetPolicy();
   const tick = Math.floor(happened.value / 4);
   useEffect(() => {
     get<TenantUsage>(`/fleet/tenants/${seg(name)}/usage`).then(setUsage, setMissing);
@@ -96,6 +114,7 @@ export function OneTenant({ name }: { name: string }) {
   const back = { href: link("leases"), text: "Leases and tenants" };
   const operator = me.value?.side === "operator";
   if (!t) return <Page title={tenants.value ? "Not here" : "\u00a0"} back={back}>{tenants.value && missing ? <Empty title={missing instanceof Error ? missing.message : "There is no such tenant"} /> : <Skeleton lines={6} />}</Page>;
+  const steers = operator && Boolean(me.value?.writes);
   const remove = () => ask({
     title: `Remove tenant ${t.name}?`,
     body: <p>Its keys stop working. Delete its VMs, pools and leases first: the API refuses otherwise.</p>,
@@ -109,19 +128,19 @@ export function OneTenant({ name }: { name: string }) {
     },
   });
   return (
-    <Page title={t.name} back={back} note="Tenant" actions={operator && me.value?.writes && <>
-      <Button act={() => setEditing(true)}>Change quota</Button>
-      <Button kind="danger" act={remove}>Remove</Button>
-    </>}>
+    <Page title={t.name} back={back} note={<>Tenant, added <Ago at={t.created_at} /></>} actions={steers && <Button kind="danger" act={remove}>Remove</Button>}>
       <div class="columns">
-        <Panel title="Quota">
+        <Panel title="Quota" actions={steers && <Button act={() => setEditing("quota")}>Change quota</Button>}>
           {usage ? <QuotaBars usage={usage} /> : <Skeleton lines={5} />}
-          <Facts of={[["Time limit unless named", t.default_ttl_seconds ? `${t.default_ttl_seconds / 3600} h` : ""], ["Longest time limit", t.max_ttl_seconds ? `${t.max_ttl_seconds / 3600} h` : ""], ["Added", <Ago at={t.created_at} />]]} />
         </Panel>
-        <Keys path={`/fleet/tenants/${seg(t.name)}/keys`} roles={["tenant", "viewer"]} />
+        <Panel title="Settings" actions={steers && <Button act={() => setEditing("settings")}>Change settings</Button>}>
+          <SettingsFacts tenant={t} fleet={fleet} />
+        </Panel>
       </div>
+      <Keys path={`/fleet/tenants/${seg(t.name)}/keys`} roles={["tenant", "viewer"]} />
       <UsageByDay tenant={t.name} />
-      {editing && <EditQuota tenant={t} close={() => setEditing(false)} />}
+      {editing === "quota" && <EditQuota tenant={t} close={() => setEditing("")} />}
+      {editing === "settings" && <EditSettings tenant={t} close={() => setEditing("")} />}
     </Page>
   );
 }

@@ -49,7 +49,7 @@ export const vmColumns = (operator: boolean): Column<VM>[] => [
   { head: "State", by: (v) => (v.warm_pool ? "warm " + v.warm_state : v.state), cell: (v) => <VMTags vm={v} /> },
   ...(operator ? [{ head: "Owner", by: (v: VM) => v.tenant ?? "", cell: (v: VM) => v.tenant ?? <span class="dim">operator</span> }] : []),
   { head: "Image", by: (v) => v.image, cell: (v) => v.image, extra: true },
-  { head: "Size", num: true, by: (v) => v.memory_mib, cell: (v) => `${v.vcpus} × ${mib(v.memory_mib)}`, extra: true },
+  { head: "Size", num: true, by: (v) => v.memory_mib, cell: (v) => `${v.vcpus} vCPU, ${mib(v.memory_mib)}`, extra: true },
   { head: "Host", by: (v) => v.node, cell: (v) => (v.node ? <a href={link("hosts", v.node)}>{v.node}</a> : <span class="dim">none yet</span>) },
   { head: "Made", num: true, by: (v) => v.created_at ?? "", cell: (v) => <Ago at={v.created_at} /> },
   { head: "Ends", num: true, by: (v) => v.expires_at ?? "~", cell: (v) => <Ago at={v.expires_at} none="—" /> },
