@@ -224,7 +224,7 @@ func whyRefused(e *api.Error) string {
 	if e == nil {
 		return api.WhyUnhealthy
 	}
-	for _, why := range [...]string{api.WhyMacOSLimit, api.WhyCPU, api.WhyMemory, api.WhyScrub} {
+	for _, why := range [...]string{api.WhyMacOSLimit, api.WhyCPU, api.WhyMemory, api.WhyPort, api.WhyScrub} {
 		if e.Reasons[why] > 0 {
 			return why
 		}

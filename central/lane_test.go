@@ -83,10 +83,13 @@ func TestAnUnknownOutcomeIsSaidSoonAndSettledInTheBackground(t *testing.T) {
 func TestARefusalCountsUnderWhatItStandsFor(t *testing.T) {
 	full := api.Errorf(api.CodeHostFull, "two macOS guests")
 	full.Reasons = map[string]int{api.WhyMacOSLimit: 1}
+	port := api.Errorf(api.CodeHostFull, "port 8080 is taken")
+	port.Reasons = map[string]int{api.WhyPort: 1}
 	for want, refusal := range map[string]*api.Error{
 		api.WhyPressure:   api.Errorf(api.CodeHostPressure, "host under memory pressure"),
 		api.WhyMemory:     api.Errorf(api.CodeHostFull, "full"),
 		api.WhyMacOSLimit: full,
+		api.WhyPort:       port,
 		api.WhyImage:      api.Invalid("image", "no such file"),
 		api.WhyBackend:    api.Invalid("network.mode", "not here"),
 		api.WhyUnhealthy:  api.Errorf(api.CodeUnavailable, "starting"),

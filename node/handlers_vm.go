@@ -271,7 +271,7 @@ func (d *Daemon) deny(c *call, req api.MachineRequest, scope string, err error) 
 // hostFull is the refusal of a create that a limit of the host stands against, with the reason as placement counts it.
 func hostFull(scope, why string) error {
 	e := api.Errorf(api.CodeHostFull, "%s", why)
-	if reason, ok := map[string]string{"macos": api.WhyMacOSLimit, "vcpus": api.WhyCPU, "memory": api.WhyMemory}[scope]; ok {
+	if reason, ok := map[string]string{"macos": api.WhyMacOSLimit, "vcpus": api.WhyCPU, "memory": api.WhyMemory, "port": api.WhyPort}[scope]; ok {
 		e.Reasons = map[string]int{reason: 1}
 	}
 	return e
@@ -312,6 +312,9 @@ func (d *Daemon) quotaLocked(req api.MachineRequest) (scope, why string) {
 	used := d.usedLocked()
 	if req.GuestOS == api.GuestMacOS && used.macos >= api.MacOSPerHost {
 		return "macos", "this Mac runs two macOS guests, which is what Apple's licence allows: use another Mac or delete one"
+	}
+	if why := d.portRefusalLocked(req.Network); why != "" {
+		return "port", why
 	}
 	return quotaRefusal(d.cfg.Settings.Policy, used, d.cfg.VCPUsTotal*d.cfg.CPUOvercommit, d.cfg.MemoryMiBTotal, d.weigh(req), req.MemoryMiB)
 }

@@ -100,6 +100,8 @@ func reasonText(why string) string {
 		return "under memory pressure (pressure)"
 	case api.WhyMacOSLimit:
 		return "already two macOS guests (macos_limit)"
+	case api.WhyPort:
+		return "a forwarded host_port is taken (port)"
 	case api.WhyLeased:
 		return "leased to another tenant (leased)"
 	case api.WhyCordoned:

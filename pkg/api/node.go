@@ -7,6 +7,7 @@ const (
 	WhyMemory     = "memory"
 	WhyPressure   = "pressure"
 	WhyMacOSLimit = "macos_limit"
+	WhyPort       = "port"
 	WhyLeased     = "leased"
 	WhyCordoned   = "cordoned"
 	WhyScrub      = "scrub"

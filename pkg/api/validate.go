@@ -233,10 +233,15 @@ func (n *Network) check() error {
 	default:
 		return Invalid("network.mode", "network.mode must be nat, bridge, vmnet or none")
 	}
+	taken := map[int]bool{}
 	for _, f := range n.Forwards {
 		if f.HostPort < 0 || f.HostPort > 65535 || f.GuestPort < 1 || f.GuestPort > 65535 {
 			return Invalid("network.forwards", "ports of network.forwards must be 1-65535")
 		}
+		if taken[f.HostPort] {
+			return Invalid("network.forwards", "host_port %d stands in network.forwards twice; each needs one of its own", f.HostPort)
+		}
+		taken[f.HostPort] = true
 	}
 	return nil
 }
