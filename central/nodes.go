@@ -168,7 +168,11 @@ func (q *request) deleteNode() error {
 	if err != nil {
 		return err
 	}
-	if _, err := q.propose(fsm.KindDeleteNode, nil, fsm.DeleteNode{Name: name, Force: force}); err != nil {
+	version, err := q.ifMatch()
+	if err != nil {
+		return err
+	}
+	if _, err := q.propose(fsm.KindDeleteNode, nil, fsm.DeleteNode{Name: name, Force: force, IfMatch: version}); err != nil {
 		return err
 	}
 	q.r.fleet.forget(name)

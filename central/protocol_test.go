@@ -151,6 +151,25 @@ func TestIfMatchHoldsTheEndOfALeaseToWhatWasRead(t *testing.T) {
 	})
 }
 
+func TestIfMatchHoldsADeletionToWhatWasRead(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
+		r.ready("n1", "n2")
+		r.tenant("acme", nil)
+		r.call(r.leader(), "POST", "/fleet/pools", body{"name": "p", "image": "tiny", "min_ready": 0})
+		r.launch(r.leader(), body{"name": "a", "image": "tiny", "node": "n1"})
+		for _, path := range []string{"/fleet/pools/p", "/fleet/vms/a", "/fleet/vms/n1/a", "/fleet/tenants/acme", "/fleet/nodes/n2", "/fleet/images/tiny"} {
+			if got := r.call(r.leader(), "DELETE", path, nil, "If-Match", `"1"`); got.code() != api.CodeConflict || !strings.Contains(string(got.body), "read it again") {
+				t.Errorf("%s with an old version: %s, want 409", path, got)
+			}
+		}
+		r.node("n2").with(func() { r.node("n2").silent = true })
+		etag := r.call(r.leader(), "GET", "/fleet/nodes/n2", nil).header.Get("ETag")
+		if got := r.call(r.leader(), "DELETE", "/fleet/nodes/n2", nil, "If-Match", etag); got.status != http.StatusNoContent {
+			t.Errorf("with the version that was read: %s", got)
+		}
+	})
+}
+
 func TestABlockingReadWaitsForWhatItShows(t *testing.T) {
 	scenario(t, 1, func(t *testing.T, r *rig) {
 		r.ready("n1")

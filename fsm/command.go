@@ -178,8 +178,9 @@ type DrainHost struct {
 
 // DeleteNode forgets a host that holds no VMs. Force forgets the VMs with it: their host is gone for good.
 type DeleteNode struct {
-	Name  string `json:"name"`
-	Force bool   `json:"force,omitempty"`
+	Name    string `json:"name"`
+	Force   bool   `json:"force,omitempty"`
+	IfMatch uint64 `json:"if_match,omitempty"`
 }
 
 // NodeHealth records changes of what central thinks of hosts, many at once.

@@ -165,6 +165,9 @@ func (t *tx) deleteNode(c DeleteNode) (any, error) {
 	if have == nil {
 		return nil, notFound("node", c.Name)
 	}
+	if err := checkVersion("node", have.Version, c.IfMatch); err != nil {
+		return nil, err
+	}
 	if have.Lease != "" {
 		return nil, api.Errorf(api.CodeConflict, "node %s is held by lease %s; end the lease first", c.Name, have.Lease)
 	}
