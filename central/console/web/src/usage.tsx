@@ -86,7 +86,7 @@ export function UsageByDay({ tenant }: { tenant?: string }) {
       <svg class="chart" viewBox={`0 0 ${days * 40} 120`} preserveAspectRatio="none" role="img" aria-label={`VM hours a day for the last ${days} days; the table below has the numbers`}>
         {rows.map((r, i) => <rect key={r.day} class={r.seconds ? "" : "none"} x={i * 40 + 5} width="30" y={118 - (r.seconds / most) * 112} height={Math.max(2, (r.seconds / most) * 112)} rx="2"><title>{`${r.day}: ${span(r.seconds * 1000)}`}</title></rect>)}
       </svg>
-      <div class="chart-ends"><span>{rows[0]!.day}</span>{most > 1 && <span>VM time, {span(most * 1000)} on the highest day</span>}<span>today</span></div>
+      <div class="chart-ends"><span>{rows[0]!.day}</span>{most > 1 && <span>VM time, at most {span(most * 1000)}</span>}<span>today</span></div>
       <details>
         <summary>As numbers</summary>
         <DataTable label="Usage by day" rows={[...rows].reverse()} id={(r) => r.day} size={days} columns={[

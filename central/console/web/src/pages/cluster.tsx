@@ -29,7 +29,7 @@ export function ClusterPage() {
             { head: "Replica", by: (r) => r.name, cell: (r) => <strong>{r.name}</strong> },
             { head: "Role", cell: (r) => <Tag tone={r.role === "leader" ? "info" : "quiet"}>{r.role === "leader" ? "Leader" : r.role === "voter" ? "Voter" : "Does not vote"}</Tag> },
             { head: "Health", cell: (r) => <Tag tone={r.healthy ? "ok" : "bad"}>{r.healthy ? "Answers" : "Does not answer"}</Tag> },
-            { head: "Behind", num: true, cell: (r) => (r.healthy ? (c.index - r.applied_index > 0 ? count(c.index - r.applied_index, "entry", "entries") : "—") : "unknown") },
+            { head: "Behind", num: true, cell: (r) => (r.healthy ? count(Math.max(0, c.index - r.applied_index), "entry", "entries") : "unknown") },
             { head: "Last contact", num: true, cell: (r) => (r.role === "leader" ? "—" : r.last_contact_ms < 0 ? "none" : `${r.last_contact_ms} ms ago`) },
             { head: "Version", cell: (r) => r.version || "—", extra: true },
             { head: "Address", cell: (r) => <code>{r.url || r.cluster_addr}</code>, extra: true },
