@@ -132,19 +132,25 @@ test("a pool rolls to another image step by step, pauses when that does not boot
     await mine.getByRole("button", { name: "Roll image of moving" }).focus();
     await page.keyboard.press("Enter");
     const dialog = page.getByRole("dialog", { name: "Roll moving to another image" });
+    assert.equal(await dialog.getByLabel("Image").evaluate((e) => e === document.activeElement), true);
     await dialog.getByLabel("Image").selectOption(image);
     await dialog.getByLabel("Replace at a time").fill(atOnce);
     return dialog;
   };
   const dialog = await start("debian-14", "99");
-  assert.deepEqual((await dialog.getByLabel("Image").locator("option").evaluateAll((all) => all.map((o) => o.value))).sort(), ["broken", "debian-14"]); // not its own, no other guest's
+  assert.deepEqual((await dialog.getByLabel("Image").locator("option").evaluateAll((all) => all.map((o) => o.value))).sort(), ["", "broken", "debian-14"]); // not its own, no other guest's
+  await dialog.getByLabel("Image").selectOption("");
+  await dialog.getByRole("button", { name: "Roll pool" }).click();
+  await dialog.getByRole("alert").getByText("choose the image").waitFor();
+  assert.equal(await dialog.getByLabel("Image").getAttribute("aria-invalid"), "true");
+  await dialog.getByLabel("Image").selectOption("debian-14");
   await dialog.getByRole("button", { name: "Roll pool" }).click();
   await dialog.getByRole("alert").getByText("max_unavailable must be from 1 to 32").waitFor();
   assert.equal(await dialog.getByLabel("Replace at a time").getAttribute("aria-invalid"), "true");
   await dialog.getByText("All 3 warm VMs will be deleted at once").waitFor();
   await dialog.getByLabel("Replace at a time").fill("1");
   await dialog.getByText("3 warm VMs will be deleted and booted anew from debian-14, 1 at a time; 2 of 3 stay ready. VMs that were taken from it keep running as they are (1 now).").waitFor();
-  await dialog.getByLabel("Launches meanwhile").selectOption("never");
+  await dialog.getByLabel("Launches may take meanwhile").selectOption("never");
   await dialog.getByRole("button", { name: "Roll pool" }).press("Enter");
   await mine.getByText("Rolling", { exact: true }).waitFor();
   await roll.getByText("1 of 3 replaced").waitFor();
@@ -157,8 +163,8 @@ test("a pool rolls to another image step by step, pauses when that does not boot
 
   await (await start("broken", "1")).getByRole("button", { name: "Roll pool" }).click();
   await mine.getByText("Roll paused").waitFor();
-  await roll.getByText(/two boots of broken in a row failed: .*fail=boot/).waitFor();
-  await roll.getByText("The 2 VMs of debian-14 stay").waitFor();
+  await roll.getByText(/Last error: .*fail=boot/).waitFor();
+  await roll.getByText("two boots of broken in a row failed. The 2 VMs of debian-14 stay").waitFor();
   await roll.getByText(/Next try (in \d|now)/).waitFor();
   assert.equal((await pool()).status.roll.state, "paused");
   await go(page, "#/");
@@ -183,7 +189,7 @@ test("a tenant's time limits and policy are set, refused beside the field, and t
   const adding = page.getByRole("dialog", { name: "Add a tenant" });
   await adding.getByLabel("Name").fill("initech");
   await adding.getByText("Time limits and policy").click();
-  await adding.getByLabel("At most").fill("36h");
+  await adding.getByLabel("Longest").fill("36h");
   await adding.getByRole("button", { name: "Add tenant" }).click();
   await page.getByText("Added tenant initech").waitFor();
   await go(page, "#/tenants/initech");
@@ -197,12 +203,12 @@ test("a tenant's time limits and policy are set, refused beside the field, and t
     await dialog.getByRole("alert").getByText(words).waitFor();
     assert.equal(await field(label).getAttribute("aria-invalid"), "true");
   };
-  assert.equal(await field("At most").inputValue(), "1 d 12 h");
-  await field("Unless a launch says").fill("soon");
-  await wrong("Unless a launch says", "write the time limit as");
-  await field("Unless a launch says").fill("2d");
-  await wrong("Unless a launch says", "default_ttl_seconds must not be above max_ttl_seconds (129600)"); // in the API's words
-  await field("Unless a launch says").fill("2h30m");
+  assert.equal(await field("Longest").inputValue(), "1 d 12 h");
+  await field("Default").fill("soon");
+  await wrong("Default", "write the time limit as");
+  await field("Default").fill("2d");
+  await wrong("Default", "default_ttl_seconds must not be above max_ttl_seconds (129600)"); // in the API's words
+  await field("Default").fill("2h30m");
   await field("Shortest lease of a Mac").fill("99999");
   await wrong("Shortest lease of a Mac", "policy.min_lease_hours");
   await field("Shortest lease of a Mac").fill("48");
@@ -212,12 +218,12 @@ test("a tenant's time limits and policy are set, refused beside the field, and t
   await page.getByText("Changed the settings of initech").waitFor();
   await settings.getByText("2 h 30 min").waitFor();
   await settings.getByText("need no lease", { exact: true }).waitFor();
-  await settings.getByText("may be shared as in the whole fleet").waitFor();
+  await settings.getByText("may be shared by default").waitFor();
   let now = await fleet.api("GET", "/fleet/tenants/initech");
   assert.deepEqual([now.default_ttl_seconds, now.max_ttl_seconds, now.policy], [9000, 129600, { allow_shared_pool_claims: true, require_lease_for_macos: false, isolate_tenant_networks: null, min_lease_hours: 48 }]);
 
   await page.getByRole("button", { name: "Change settings" }).click();
-  for (const label of ["Unless a launch says", "At most", "Shortest lease of a Mac"]) await field(label).fill("");
+  for (const label of ["Default", "Longest", "Shortest lease of a Mac"]) await field(label).fill("");
   for (const label of ["VMs of shared pools", "macOS guests"]) await field(label).selectOption("");
   await dialog.getByRole("button", { name: "Change settings" }).click();
   await dialog.waitFor({ state: "detached" });
@@ -236,7 +242,7 @@ test("a tenant's time limits and policy are set, refused beside the field, and t
   const own = await open(t);
   await signIn(own.page, fleet.urls[0], tenant);
   await go(own.page, "#/tenants/acme");
-  await own.page.getByText("as in the whole fleet").first().waitFor(); // which the tenant may not read
+  await own.page.getByText("the fleet's default").first().waitFor(); // which the tenant may not read
   assert.equal(await own.page.getByRole("button", { name: /Change (settings|quota)/ }).count(), 0);
 });
 
@@ -300,7 +306,7 @@ test("a tenant sees its own, and another's is not there", async (t) => {
   await page.getByRole("link", { name: "node-1" }).waitFor(); // the Mac that it leases, and no other
   assert.equal(await page.getByRole("link", { name: "node-2" }).count(), 0);
   await go(page, "#/pools");
-  await card(page, "linux-ci").waitFor();
+  await card(page, "linux-ci").getByRole("button", { name: "Roll image of linux-ci" }).waitFor();
   assert.equal(await card(page, "shared").count(), 0);
   await go(page, "#/leases");
   await page.getByRole("cell", { name: "Active" }).waitFor();
@@ -323,6 +329,7 @@ test("a key's secret is shown once, works, and is refused once revoked", async (
   await other.page.getByText("may look only").waitFor();
   await go(other.page, "#/pools");
   assert.ok(await other.page.getByRole("button", { name: "Create pool" }).first().isDisabled());
+  assert.equal(await other.page.getByRole("button", { name: /Roll image|Go back/ }).count(), 0);
 
   await page.getByRole("button", { name: /Revoke key/ }).click();
   await page.getByRole("button", { name: "Revoke key", exact: true }).click();

@@ -34,12 +34,14 @@ try {
     await page.evaluate(() => (location.hash = "#/pools"));
     await fleet.api("POST", "/fleet/pools/shared/roll", { image: look === "dark" ? "debian-13" : "debian-14" });
     await page.getByText("Rolling", { exact: true }).waitFor();
-    await page.screenshot({ path: `${dir}rolling-${look}.png`, fullPage: true });
+    await page.getByRole("region", { name: "Roll of shared" }).scrollIntoViewIfNeeded();
+    await page.screenshot({ path: `${dir}rolling-${look}.png` });
     await page.getByRole("button", { name: "Create pool" }).click();
     await page.getByLabel("Image", { exact: true }).selectOption("macos-27-xcode");
     await page.screenshot({ path: `${dir}dialog-pool-${look}.png` });
     await page.keyboard.press("Escape");
     await page.getByRole("button", { name: "Roll image of linux-ci" }).click();
+    await page.getByLabel("Image", { exact: true }).selectOption("debian-14");
     await page.getByLabel("Replace at a time").fill("2");
     await page.screenshot({ path: `${dir}dialog-roll-${look}.png` });
     await page.keyboard.press("Escape");
@@ -53,7 +55,7 @@ try {
     await page.screenshot({ path: `${dir}toast-${look}.png` });
     await page.evaluate(() => (location.hash = "#/tenants/globex"));
     await page.getByRole("button", { name: "Change settings" }).click();
-    await page.getByText("As in the whole fleet: need a lease").waitFor({ state: "attached" });
+    await page.getByText("Default: need a lease").waitFor({ state: "attached" });
     await page.screenshot({ path: `${dir}dialog-settings-${look}.png` });
     await page.keyboard.press("Escape");
     if (look === "phone") {

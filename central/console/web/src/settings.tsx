@@ -22,7 +22,7 @@ export function useFleetPolicy(): Policy | null {
   return policy;
 }
 
-/** A tenant's time limits and where its policy differs, as text; empty is no limit, or as the fleet. */
+/** A tenant's time limits and where its policy differs, as text; empty is no limit, or the fleet's. */
 export type SettingsForm = { default_ttl: string; max_ttl: string; min_lease: string } & Record<(typeof switches)[number]["key"], string>;
 
 export function settingsForm(t?: Tenant): SettingsForm {
@@ -51,7 +51,7 @@ export function settingsOf(f: SettingsForm): { default_ttl_seconds: number | nul
 
 const capital = (s: string) => s[0]!.toUpperCase() + s.slice(1);
 
-export function SettingsFields({ form: f, set, error }: { form: SettingsForm; set: (f: SettingsForm) => void; error: Problem | null }) {
+export function SettingsFields({ form: f, set, error, autoFocus }: { form: SettingsForm; set: (f: SettingsForm) => void; error: Problem | null; autoFocus?: boolean }) {
   const fleet = useFleetPolicy();
   const to = (k: keyof SettingsForm) => (v: string) => set({ ...f, [k]: v });
   return (
@@ -59,16 +59,16 @@ export function SettingsFields({ form: f, set, error }: { form: SettingsForm; se
       <fieldset>
         <legend>Time limits of its VMs <span class="dim">(empty is no limit)</span></legend>
         <div class="two">
-          <Text label="Unless a launch says" field="default_ttl_seconds" error={error} value={f.default_ttl} set={to("default_ttl")} placeholder="2h" />
-          <Text label="At most" field="max_ttl_seconds" error={error} value={f.max_ttl} set={to("max_ttl")} placeholder="7d" />
+          <Text label="Default" field="default_ttl_seconds" error={error} value={f.default_ttl} set={to("default_ttl")} placeholder="2h" autoFocus={autoFocus} />
+          <Text label="Longest" field="max_ttl_seconds" error={error} value={f.max_ttl} set={to("max_ttl")} placeholder="7d" />
         </div>
       </fieldset>
       <fieldset>
-        <legend>Policy</legend>
+        <legend>Policy <span class="dim">(default is what holds for the whole fleet)</span></legend>
         <div class="fields">
           {switches.map((s) => <Select key={s.key} label={s.text} field={"policy." + s.key} error={error} value={f[s.key]} set={to(s.key)} hint={s.hint}
-            options={[{ value: "", text: "As in the whole fleet" + (fleet ? `: ${fleet[s.key] ? s.yes : s.no}` : "") }, { value: "yes", text: capital(s.yes) }, { value: "no", text: capital(s.no) }]} />)}
-          <Text label="Shortest lease of a Mac, in hours" field="policy.min_lease_hours" error={error} value={f.min_lease} set={to("min_lease")} inputMode="numeric" placeholder={fleet ? `${fleet.min_lease_hours}, as in the whole fleet` : "as in the whole fleet"} hint="Leases made from now on; Apple's licence asks for 24" />
+            options={[{ value: "", text: "Default" + (fleet ? `: ${fleet[s.key] ? s.yes : s.no}` : "") }, { value: "yes", text: capital(s.yes) }, { value: "no", text: capital(s.no) }]} />)}
+          <Text label="Shortest lease of a Mac, in hours" field="policy.min_lease_hours" error={error} value={f.min_lease} set={to("min_lease")} inputMode="numeric" placeholder={fleet ? `Default: ${fleet.min_lease_hours}` : "Default"} hint="Leases made from now on; Apple's licence asks for 24" />
         </div>
       </fieldset>
     </div>
@@ -79,9 +79,9 @@ export function SettingsFields({ form: f, set, error }: { form: SettingsForm; se
 export function SettingsFacts({ tenant: t, fleet }: { tenant: Tenant; fleet: Policy | null }) {
   const time = (secs: number | null) => (secs ? exact(secs) : <span class="dim">none</span>);
   const held = <V,>(own: V | null | undefined, all: V | undefined, show: (v: V) => string) =>
-    own !== null && own !== undefined ? show(own) : all !== undefined ? <>{show(all)} <span class="dim">as in the whole fleet</span></> : <span class="dim">as in the whole fleet</span>;
+    own !== null && own !== undefined ? show(own) : all !== undefined ? <>{show(all)} <span class="dim">by default</span></> : <span class="dim">the fleet's default</span>;
   return <Facts of={[
-    ["Time limit unless a launch says", time(t.default_ttl_seconds)],
+    ["Default time limit", time(t.default_ttl_seconds)],
     ["Longest time limit", time(t.max_ttl_seconds)],
     ...switches.map((s) => [s.text, held(t.policy?.[s.key], fleet?.[s.key], (on) => (on ? s.yes : s.no))] as [string, ComponentChildren]),
     ["Shortest lease of a Mac", held(t.policy?.min_lease_hours, fleet?.min_lease_hours, (h) => `${h} h`)],

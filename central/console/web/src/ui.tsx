@@ -326,10 +326,10 @@ export const Text = ({ value, set, placeholder, type = "text", autoFocus, inputM
   </Field>
 );
 
-export const Select = ({ value, set, options, ...rest }: Omit<FieldProps, "children"> & { value: string; set: (v: string) => void; options: { value: string; text: string }[] }) => (
+export const Select = ({ value, set, options, autoFocus, ...rest }: Omit<FieldProps, "children"> & { value: string; autoFocus?: boolean; set: (v: string) => void; options: { value: string; text: string }[] }) => (
   <Field {...rest}>
     {(p) => (
-      <select {...p} value={value} onChange={(e) => set(e.currentTarget.value)}>
+      <select {...p} value={value} autoFocus={autoFocus} onChange={(e) => set(e.currentTarget.value)}>
         {options.map((o) => <option key={o.value} value={o.value} selected={o.value === value}>{o.text}</option>)}
       </select>
     )}

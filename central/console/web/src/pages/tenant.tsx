@@ -36,7 +36,7 @@ function EditSettings({ tenant: t, close }: { tenant: Tenant; close: () => void 
     <FormDialog title={`Settings of ${t.name}`} action="Change settings" send={send} close={close}>
       {(error) => <>
         <p class="dim">They hold for what {t.name} launches and leases from now on; what runs stays as it is.</p>
-        <SettingsFields form={form} set={setForm} error={error} />
+        <SettingsFields form={form} set={setForm} error={error} autoFocus />
       </>}
     </FormDialog>
   );
