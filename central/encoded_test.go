@@ -21,7 +21,7 @@ func TestAListPutTogetherIsTheOneThatIsEncoded(t *testing.T) {
 			w.vm(fmt.Sprint("vm-", i), "linux", "n1", 1, 512)
 		}
 		if i > 2 {
-			w.do(fsm.KindPatchVM, fsm.PatchVM{ID: "vm-1", Patch: api.VMPatch{Name: api.Some(fmt.Sprintf("name-%d", i)), Labels: map[string]*string{"quoted": new(`"<&>`)}}})
+			w.do(fsm.KindPatchVM, fsm.PatchVM{ID: "vm-1", Patch: api.VMPatch{Name: api.Some(fmt.Sprintf("name-%d", i)), Labels: api.Some(map[string]*string{"quoted": new(`"<&>`)})}})
 		}
 		for limit := range 4 {
 			p := page{limit: limit + 1}

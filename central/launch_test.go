@@ -443,5 +443,8 @@ func TestAChangeWhileTheNodeBootsTheVMReachesTheNode(t *testing.T) {
 			m := n1.has(id)
 			return m.Name == "b" && m.Labels["team"] == "x" && m.Labels[api.LabelEphemeral] == "true" && !m.deadline.IsZero()
 		})
+		if v := into[api.VM](t, r.call(leader, "PATCH", "/fleet/vms/b", body{"labels": nil, "ttl_seconds": nil})); len(v.Labels) != 0 || v.ExpiresAt != 0 {
+			t.Errorf("null labels and TTL leave %v until %s", v.Labels, v.ExpiresAt)
+		}
 	})
 }

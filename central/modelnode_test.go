@@ -487,7 +487,7 @@ func (n *modelNode) change(entry orderLog, body []byte) (int, any, *api.Error, o
 	if patch.Name.Set {
 		m.Name = patch.Name.V
 	}
-	for k, v := range patch.Labels {
+	for k, v := range patch.Labels.V {
 		if v == nil {
 			delete(m.Labels, k)
 		} else {

@@ -536,7 +536,7 @@ func createBody(row *fsm.VM, clusterID string, now api.Time) api.MachineRequest 
 }
 
 func changeBody(row *fsm.VM, now api.Time) api.MachinePatch {
-	out := api.MachinePatch{Name: api.Some(row.Name), Labels: nodeLabels(row), ExpiresInMS: api.Null[int64]()}
+	out := api.MachinePatch{Name: api.Some(row.Name), Labels: api.Some(nodeLabels(row)), ExpiresInMS: api.Null[int64]()}
 	if left := remaining(row, now); left != nil {
 		out.ExpiresInMS = api.Some(*left)
 	}

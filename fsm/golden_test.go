@@ -80,7 +80,7 @@ func script() []step {
 		{kind: KindLaunchVM, op: &Op{Scope: "acme", Key: "k-launch", Digest: "d5"}, body: LaunchVM{ID: "0004", Launch: launch, Candidates: []string{"studio-1"}, NoHandOut: []string{"studio-2"}, Reasons: map[string]int{api.WhyLabel: 1}}},
 		{kind: KindFailHandOver, body: FailHandOver{ID: "0001", NewID: "0005", Refusal: "too old to rename", Candidates: []string{"studio-1"}, Reasons: map[string]int{api.WhyLabel: 1}}},
 		{kind: KindMoveVM, body: MoveVM{ID: "0003", From: "studio-1", Refusal: "host under memory pressure", Candidates: []string{"studio-1"}, Reasons: map[string]int{api.WhyPressure: 1}}},
-		{kind: KindPatchVM, body: PatchVM{ID: "0005", Patch: api.VMPatch{Name: api.Some("build-42b"), Labels: map[string]*string{"job": nil, "keep": new("yes")}, TTLSeconds: api.Some(int64(60))}, IfMatch: 13}},
+		{kind: KindPatchVM, body: PatchVM{ID: "0005", Patch: api.VMPatch{Name: api.Some("build-42b"), Labels: api.Some(map[string]*string{"job": nil, "keep": new("yes")}), TTLSeconds: api.Some(int64(60))}, IfMatch: 13}},
 		{kind: KindPatchPool, body: PatchPool{Name: "ci", Patch: api.PoolPatch{MinReady: api.Some(2), MaxTotal: api.Some(6), Nodes: api.Null[[]string]()}, IfMatch: 14}},
 		{kind: KindRollPool, op: &Op{Scope: "acme", Key: "k-roll", Digest: "d6"}, body: RollPool{Name: "ci", Roll: api.RollRequest{Image: "ubuntu", MaxUnavailable: new(2), StaleUse: "never"}}},
 		{kind: KindTick, body: Tick{}},

@@ -155,7 +155,7 @@ func TestFailedHandOverWithoutRoomEndsTheLaunchAndFreesItsKey(t *testing.T) {
 func TestFailedHandOverKeepsWhatWasPatchedMeanwhile(t *testing.T) {
 	f := poolFleet(t)
 	f.launched("x", "", Launch{Name: "build", Image: "img", TTLSeconds: 60})
-	f.do(KindPatchVM, PatchVM{ID: "a", Patch: api.VMPatch{Name: api.Some("renamed"), TTLSeconds: api.Null[int64](), Labels: map[string]*string{"k": new("v")}}})
+	f.do(KindPatchVM, PatchVM{ID: "a", Patch: api.VMPatch{Name: api.Some("renamed"), TTLSeconds: api.Null[int64](), Labels: api.Some(map[string]*string{"k": new("v")})}})
 	f.launched("other", "", Launch{Name: "build", Image: "img", VCPUs: 2}, "n1") // takes the freed name
 	f.do(KindFailHandOver, FailHandOver{ID: "a", NewID: "new", Candidates: []string{"n1"}})
 	if v := f.vm("new"); v.Name != "renamed" || v.ExpiresAt != 0 || v.Labels["k"] != "v" || f.view().VMNamed("", "build").ID != "other" {

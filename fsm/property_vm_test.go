@@ -489,7 +489,9 @@ func (m *model) patchVM(*rapid.T) {
 		c.Patch.Name = api.Some(m.pick(modelNames, "name"))
 	}
 	if m.chance(2, "labels") {
-		c.Patch.Labels = map[string]*string{"k": new("v"), "job": nil}
+		c.Patch.Labels = api.Some(map[string]*string{"k": new("v"), "job": nil})
+	} else if m.chance(4, "no labels") {
+		c.Patch.Labels = api.Null[map[string]*string]()
 	}
 	if m.chance(3, "ttl") {
 		c.Patch.TTLSeconds = api.Some(rapid.SampledFrom([]int64{60, 3000}).Draw(m.r, "seconds"))
@@ -502,7 +504,7 @@ func (m *model) patchVM(*rapid.T) {
 	_, r := m.send(KindPatchVM, c)
 	switch {
 	case r.Err == nil:
-		if is := m.f.vm(v.ID); !v.Live() || is.Order != m.f.index || c.Patch.Name.Set && is.Name != c.Patch.Name.V {
+		if is := m.f.vm(v.ID); !v.Live() || is.Order != m.f.index || c.Patch.Name.Set && is.Name != c.Patch.Name.V || c.Patch.Labels.Null && len(is.Labels) > 0 {
 			m.r.Fatalf("patch %+v made %+v of %+v", c, is, v)
 		}
 	case r.Err.Code == api.CodeConflict && c.IfMatch == v.Version:

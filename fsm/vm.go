@@ -168,13 +168,16 @@ func (t *tx) patchVM(c PatchVM) (any, error) {
 		}
 		row.Name = c.Patch.Name.V
 	}
-	if len(c.Patch.Labels) > 0 {
+	if c.Patch.Labels.Null {
+		row.Labels = nil
+	}
+	if len(c.Patch.Labels.V) > 0 {
 		row.Labels = maps.Clone(have.Labels)
 		if row.Labels == nil {
 			row.Labels = map[string]string{}
 		}
-		for _, k := range slices.Sorted(maps.Keys(c.Patch.Labels)) {
-			if v := c.Patch.Labels[k]; v != nil {
+		for _, k := range slices.Sorted(maps.Keys(c.Patch.Labels.V)) {
+			if v := c.Patch.Labels.V[k]; v != nil {
 				row.Labels[k] = *v
 			} else {
 				delete(row.Labels, k)

@@ -37,7 +37,7 @@ func TestPatchRenamesLabelsAndCountsTheDeadlineFromNow(t *testing.T) {
 	f.refused(api.CodeConflict, "", KindPatchVM, PatchVM{ID: "a", IfMatch: 1})
 	f.refused(api.CodeNotFound, "", KindPatchVM, PatchVM{ID: "absent"})
 	v := f.do(KindPatchVM, PatchVM{ID: "a", IfMatch: f.vm("a").Version, Patch: api.VMPatch{Name: api.Some("renamed"), TTLSeconds: api.Some(int64(60)),
-		Labels: map[string]*string{"gone": nil, "new": new("2")}}}).Value.(*VM)
+		Labels: api.Some(map[string]*string{"gone": nil, "new": new("2")})}}).Value.(*VM)
 	if v.Name != "renamed" || v.ExpiresAt != f.view().Meta().Now+60_000 || len(v.Labels) != 2 || v.Labels["new"] != "2" || v.Labels["kept"] != "1" || !v.NeedsOrder() {
 		t.Errorf("got %+v", v)
 	}
@@ -47,11 +47,17 @@ func TestPatchRenamesLabelsAndCountsTheDeadlineFromNow(t *testing.T) {
 	if v := f.do(KindPatchVM, PatchVM{ID: "a", Patch: api.VMPatch{TTLSeconds: api.Null[int64]()}}).Value.(*VM); v.ExpiresAt != 0 {
 		t.Errorf("got %+v, want no deadline", v)
 	}
-	many := map[string]*string{}
+	if v := f.do(KindPatchVM, PatchVM{ID: "a", Patch: api.VMPatch{Labels: api.Some(map[string]*string{})}}).Value.(*VM); len(v.Labels) != 2 {
+		t.Errorf("no changes of labels leave %v", v.Labels)
+	}
+	if v := f.do(KindPatchVM, PatchVM{ID: "a", Patch: api.VMPatch{Labels: api.Null[map[string]*string]()}}).Value.(*VM); len(v.Labels) != 0 {
+		t.Errorf("null labels leave %v", v.Labels)
+	}
+	many := map[string]*string{"more": new("v")}
 	for i := range api.MaxLabels {
 		many[fmt.Sprint("k", i)] = new("v")
 	}
-	f.refused(api.CodeInvalid, "labels", KindPatchVM, PatchVM{ID: "a", Patch: api.VMPatch{Labels: many}})
+	f.refused(api.CodeInvalid, "labels", KindPatchVM, PatchVM{ID: "a", Patch: api.VMPatch{Labels: api.Some(many)}})
 }
 
 func TestDueListsDeadlinesEarliestFirst(t *testing.T) {

@@ -49,7 +49,7 @@ func TestWhatIsWrongWithARequestIsSaid(t *testing.T) {
 		for _, image := range []string{"sim:boot_ms=1", "sim:?boot=1", "sim:?boot_ms=-1", "sim:?boot_ms=1&boot_ms=2", "sim:?fail=perhaps", "sim:?%zz"} {
 			h.refused(api.CodeInvalid, "POST", "/v1/vms", body(uuid.NewString(), fields{"image": image}))
 		}
-		for _, changes := range []fields{{"name": "../x"}, {"name": nil}, {"expires_in_ms": "soon"}, {"expires_in_ms": -5}, {"labels": fields{strings.Repeat("k", 300): "v"}}, {"memory_mib": 1}} {
+		for _, changes := range []fields{{"name": "../x"}, {"name": nil}, {"expires_in_ms": "soon"}, {"expires_in_ms": -5}, {"labels": nil}, {"labels": fields{strings.Repeat("k", 300): "v"}}, {"memory_mib": 1}} {
 			h.refused(api.CodeInvalid, "PATCH", "/v1/vms/"+id, changes)
 		}
 		h.refused(api.CodeInvalid, "GET", "/v1/vms?limit=501", nil)

@@ -339,7 +339,7 @@ func (d *Daemon) patchVM(c *call) (answer, error) {
 	if err := p.Check(); err != nil {
 		return answer{}, err
 	}
-	if p.Labels[api.LabelWarmClaimed] != nil {
+	if p.Labels.V[api.LabelWarmClaimed] != nil {
 		// The VM has landed already: what is asked is whether the host can bear that it is used.
 		if err := d.admitStart(c, v, 0); err != nil {
 			return answer{}, err
@@ -361,8 +361,8 @@ func (d *Daemon) patchVM(c *call) (answer, error) {
 	}
 	if !repeated {
 		detail := map[string]any{}
-		if len(p.Labels) > 0 {
-			detail["labels"] = slices.Sorted(maps.Keys(p.Labels))
+		if len(p.Labels.V) > 0 {
+			detail["labels"] = slices.Sorted(maps.Keys(p.Labels.V))
 		}
 		if p.ExpiresInMS.Set {
 			detail["expires_in_ms"] = p.ExpiresInMS.String()
@@ -379,7 +379,7 @@ func (d *Daemon) applyPatch(r *record, p api.MachinePatch) error {
 	if p.Name.Set {
 		r.Spec.Name = p.Name.V
 	}
-	for k, value := range p.Labels {
+	for k, value := range p.Labels.V {
 		if value == nil {
 			delete(r.Spec.Labels, k)
 			continue

@@ -378,7 +378,7 @@ func vmPatch(ctx context.Context, o op, plan, state *vmModel) (p api.VMPatch) {
 		}
 	}
 	if len(labels) > 0 {
-		p.Labels = labels
+		p.Labels = api.Some(labels)
 	}
 	return p
 }

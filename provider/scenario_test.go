@@ -126,7 +126,7 @@ func TestAccDriftIsPlannedBack(t *testing.T) {
 			f.fluxctl(t, "fleet", "pool-set", f.name("ci"), "--min-ready", "0", "--max", "11")
 		}, ConfigStateChecks: []statecheck.StateCheck{is(thePool, "min_ready", num(1)), is(thePool, "max_total", none())}},
 		resource.TestStep{Config: config, ConfigPlanChecks: plans(theVM, plancheck.ResourceActionUpdate), PreConfig: func() {
-			must[api.VM](t)(f.client.PatchVM(ctx, f.name("one"), api.VMPatch{Labels: map[string]*string{"a": &other, "b": &other}, TTLSeconds: api.Null[int64]()}))
+			must[api.VM](t)(f.client.PatchVM(ctx, f.name("one"), api.VMPatch{Labels: api.Some(map[string]*string{"a": &other, "b": &other}), TTLSeconds: api.Null[int64]()}))
 		}, ConfigStateChecks: []statecheck.StateCheck{is(theVM, "labels", knownvalue.MapSizeExact(1)), is(theVM, "ttl_seconds", num(3600))}},
 		resource.TestStep{Config: config, ConfigPlanChecks: plans(theVM, plancheck.ResourceActionUpdate), PreConfig: func() {
 			must[api.VM](t)(f.client.PatchVM(ctx, f.name("one"), api.VMPatch{TTLSeconds: api.Some(int64(90000))}))

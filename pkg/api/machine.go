@@ -96,9 +96,9 @@ type Machine struct {
 
 // MachinePatch is the merge patch of PATCH /v1/vms/{id}. A null label is removed; a null deadline is taken off.
 type MachinePatch struct {
-	Name        Optional[string]   `json:"name,omitzero"`
-	Labels      map[string]*string `json:"labels,omitempty"`
-	ExpiresInMS Optional[int64]    `json:"expires_in_ms,omitzero"`
+	Name        Optional[string]             `json:"name,omitzero"`
+	Labels      Optional[map[string]*string] `json:"labels,omitzero"`
+	ExpiresInMS Optional[int64]              `json:"expires_in_ms,omitzero"`
 	// Claim is given to the guest by its agent before the rest is done. It is stored nowhere.
 	Claim *GuestClaim `json:"claim,omitempty"`
 }
@@ -113,13 +113,16 @@ func (p *MachinePatch) Check() error {
 	if p.ExpiresInMS.Set && !p.ExpiresInMS.Null && (p.ExpiresInMS.V < 0 || p.ExpiresInMS.V > MaxTTLSeconds*1000) {
 		return Invalid("expires_in_ms", "expires_in_ms must be from 0 to %d, or null for no deadline", int64(MaxTTLSeconds)*1000)
 	}
-	if len(p.Labels) > 2*MaxLabels {
+	if p.Labels.Null {
+		return Invalid("labels", "labels cannot be null, for FluxVM's own are among them; name each label that is to go, with null")
+	}
+	if len(p.Labels.V) > 2*MaxLabels {
 		return Invalid("labels", "labels may hold %d changes at most", 2*MaxLabels)
 	}
-	for _, k := range slices.Sorted(maps.Keys(p.Labels)) {
+	for _, k := range slices.Sorted(maps.Keys(p.Labels.V)) {
 		v := ""
-		if p.Labels[k] != nil {
-			v = *p.Labels[k]
+		if p.Labels.V[k] != nil {
+			v = *p.Labels.V[k]
 		}
 		if err := checkLabel("labels", k, v); err != nil {
 			return err

@@ -399,8 +399,8 @@ func (p *VMPatch) Check() error {
 		return Invalid("ttl_seconds", "ttl_seconds must be from 1 to %d, or null for no limit", MaxTTLSeconds)
 	}
 	set := map[string]string{}
-	for _, k := range slices.Sorted(maps.Keys(p.Labels)) {
-		if v := p.Labels[k]; v != nil {
+	for _, k := range slices.Sorted(maps.Keys(p.Labels.V)) {
+		if v := p.Labels.V[k]; v != nil {
 			set[k] = *v
 		} else {
 			set[k] = ""

@@ -181,11 +181,12 @@ type HostVerdict struct {
 // MaxWaitForCapacitySecs is the longest that a launch may wait for room.
 const MaxWaitForCapacitySecs = 3600
 
-// VMPatch is the merge patch of PATCH /fleet/vms/{id}. A null label removes it; a null TTL takes the limit off.
+// VMPatch is the merge patch of PATCH /fleet/vms/{id}. A null label removes it, null labels remove all; a null TTL takes
+// the limit off.
 type VMPatch struct {
-	Name       Optional[string]   `json:"name,omitzero"`
-	Labels     map[string]*string `json:"labels,omitempty"`
-	TTLSeconds Optional[int64]    `json:"ttl_seconds,omitzero"`
+	Name       Optional[string]             `json:"name,omitzero"`
+	Labels     Optional[map[string]*string] `json:"labels,omitzero"`
+	TTLSeconds Optional[int64]              `json:"ttl_seconds,omitzero"`
 }
 
 // ExecRequest runs a command in a guest through its agent.

@@ -178,7 +178,7 @@ func (s *Scaler) start(ctx context.Context, l launch, vm string) error {
 		return err
 	}
 	number := strconv.FormatInt(id, 10)
-	if _, err := s.fleet.PatchVM(ctx, vm, api.VMPatch{Labels: map[string]*string{labelRunner: &number}}); err != nil {
+	if _, err := s.fleet.PatchVM(ctx, vm, api.VMPatch{Labels: api.Some(map[string]*string{labelRunner: &number})}); err != nil {
 		return errors.Join(err, s.github.remove(context.WithoutCancel(ctx), l.repo, number))
 	}
 	if _, err := s.exec(ctx, vm, api.ExecRequest{Argv: []string{"sh", "-c", `cd "$0" && exec ./run.sh`, l.pool.RunnerDir}, Env: map[string]string{envConfig: secret, envRoot: "1"}, Detach: true}); err != nil {
