@@ -107,11 +107,67 @@ func TestAClaimReachesAWarmGuestAtHandOverAndAColdOneOnceItsAgentAnswers(t *test
 		if where := r.holds(t, testSecret); where != "" {
 			t.Errorf("the secret is in%s", where)
 		}
-		g := r.member(r.leader()).reign.Load()
-		if g.secrets.mu.Lock(); len(g.secrets.held) != 0 || g.secrets.bytes != 0 {
-			t.Errorf("%d secrets are still held", len(g.secrets.held))
+		if n := r.secretsHeld(); n != 0 {
+			t.Errorf("secrets of %d launches are still held", n)
 		}
-		g.secrets.mu.Unlock()
+	})
+}
+
+// secretsHeld is of how many launches the leader holds secrets.
+func (r *rig) secretsHeld() int {
+	s := &r.member(r.leader()).reign.Load().secrets
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.held) == 0 && s.bytes != 0 {
+		r.t.Errorf("no secrets are held, in %d bytes", s.bytes)
+	}
+	return len(s.held)
+}
+
+func TestSecretsAreForgottenHoweverTheirVMEnds(t *testing.T) {
+	for name, end := range map[string]func(r *rig, n1 *modelNode){
+		"it is deleted":        func(r *rig, _ *modelNode) { r.call(r.leader(), "DELETE", "/fleet/vms/a", nil) },
+		"its host loses it":    func(_ *rig, n1 *modelNode) { n1.with(func() { clear(n1.vms) }) },
+		"its host is rebooted": func(_ *rig, n1 *modelNode) { n1.reboot() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			scenario(t, 1, func(t *testing.T, r *rig) {
+				r.ready("n1")
+				n1 := r.node("n1")
+				n1.with(func() { n1.bootTakes = time.Hour })
+				answer := r.ask(r.leader(), "POST", "/fleet/vms", claimBody("a", nil))
+				r.eventually("the VM to boot", time.Minute, func() bool { return n1.count() == 1 })
+				r.wait(20 * time.Second)
+				if n := r.secretsHeld(); n != 1 {
+					t.Errorf("while it boots, secrets of %d launches are held", n)
+				}
+				end(r, n1)
+				r.eventually("no secrets to be held", 30*time.Second, func() bool { return r.secretsHeld() == 0 })
+				<-answer
+			})
+		})
+	}
+}
+
+// What a launch brought that came to nothing is not given to the next one under its key.
+func TestALaunchThatNoHostTookLeavesNoSecrets(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
+		r.ready("n1")
+		n1 := r.node("n1")
+		n1.with(func() { n1.refuse = api.Errorf(api.CodeHostFull, "full") })
+		old := claimBody("a", nil)
+		old["claim"].(body)["secrets"] = body{"TOKEN": "old"}
+		for _, key := range []string{"k", "other"} {
+			if got := r.call(r.leader(), "POST", "/fleet/vms", old, api.HeaderIdempotencyKey, key); got.code() != api.CodeNoCapacity {
+				t.Errorf("got %s", got)
+			}
+		}
+		n1.with(func() { n1.refuse = nil })
+		a := into[api.LaunchAnswer](t, r.call(r.leader(), "POST", "/fleet/vms", claimBody("a", nil), api.HeaderIdempotencyKey, "k"))
+		if given := r.given(a.VM.ID); len(given) != 1 || given[0].Secrets["TOKEN"] != testSecret {
+			t.Errorf("the guest was given %+v", given)
+		}
+		r.eventually("no secrets to be held", 2*unknownPatience, func() bool { return r.secretsHeld() == 0 })
 	})
 }
 

@@ -69,6 +69,7 @@ func (g *reign) observeAll(ctx context.Context) {
 			poke(g.queue.poke) // pressure may be over
 		case <-timer.C:
 			next = g.sweep(ctx, next, 0)
+			g.forgetSecrets()
 			timer.Reset(sweepPeriod)
 		case <-changes:
 			pause(ctx, changesGather) // changes come in bursts

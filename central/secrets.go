@@ -16,6 +16,9 @@ const (
 
 	// maxSecrets bounds what this replica holds for launches under way, in bytes.
 	maxSecrets = 64 << 20
+
+	// unknownPatience is how long secrets are held for a launch that the state does not know: it may be on its way there.
+	unknownPatience = time.Minute
 )
 
 // secrets are those of launches whose guests do not have them yet. They are held in the leader's memory only: after a
@@ -32,25 +35,21 @@ type launchKey struct{ scope, key string }
 type heldSecrets struct {
 	values map[string]string
 	bytes  int
-	until  time.Time
+	since  time.Time
 }
 
-// keep holds a launch's secrets, and says whether it did: those that came first under the key stay.
-func (s *secrets) keep(op *fsm.Op, values map[string]string, now time.Time) (kept bool, err error) {
+// keep holds a launch's secrets, and says whether it did: once a launch of the key is known, those that came first stay.
+func (s *secrets) keep(op *fsm.Op, values map[string]string, known bool, now time.Time) (kept bool, err error) {
 	if len(values) == 0 {
 		return false, nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for k, one := range s.held {
-		if now.After(one.until) {
-			s.dropLocked(k)
-		}
-	}
 	k := launchKey{op.Scope, op.Key}
-	if _, have := s.held[k]; have {
+	if _, have := s.held[k]; have && known {
 		return false, nil
 	}
+	s.dropLocked(k) // of a launch that came to nothing
 	size := 0
 	for name, value := range values {
 		size += len(name) + len(value)
@@ -61,7 +60,7 @@ func (s *secrets) keep(op *fsm.Op, values map[string]string, now time.Time) (kep
 	if s.held == nil {
 		s.held = map[launchKey]heldSecrets{}
 	}
-	s.held[k] = heldSecrets{maps.Clone(values), size, now.Add(2 * claimDeadline)}
+	s.held[k] = heldSecrets{maps.Clone(values), size, now}
 	s.bytes += size
 	return true, nil
 }
@@ -87,6 +86,28 @@ func (s *secrets) drop(scope, key string) {
 func (s *secrets) dropLocked(k launchKey) {
 	s.bytes -= s.held[k].bytes
 	delete(s.held, k)
+}
+
+// forgetSecrets drops those that nobody waits for any more, however the launch or its VM ended.
+func (g *reign) forgetSecrets() {
+	s, now := &g.secrets, g.r.wall()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for k, one := range s.held {
+		if g.turns.taken(k) {
+			continue // its launch is being committed
+		}
+		patience := unknownPatience
+		if op := g.view().Operation(k.scope, k.key); op != nil {
+			patience = 0
+			if row := g.view().VM(op.Ref); row != nil && row.Claim != nil {
+				patience = 2 * claimDeadline
+			}
+		}
+		if now.Sub(one.since) >= patience {
+			s.dropLocked(k)
+		}
+	}
 }
 
 // claimOf is a request's claim as the log carries it.

@@ -41,3 +41,11 @@ func (t *turns) take(ctx context.Context, k launchKey) (giveBack func(), err err
 		}
 	}
 }
+
+// taken says whether a request under the key is worked on.
+func (t *turns) taken(k launchKey) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, taken := t.held[k]
+	return taken
+}

@@ -114,7 +114,8 @@ func (q *request) commitWithSecrets(g *reign, op *fsm.Op, id string, l fsm.Launc
 	if claim == nil {
 		return q.commitLaunch(g, op, id, l)
 	}
-	kept, err := g.secrets.keep(op, claim.Secrets, q.r.wall())
+	known := g.view().Operation(op.Scope, op.Key) != nil
+	kept, err := g.secrets.keep(op, claim.Secrets, known, q.r.wall())
 	if err != nil {
 		return nil, false, err
 	}
