@@ -2,9 +2,11 @@ package central
 
 import (
 	"net/http"
+	"net/http/httptest"
 	"testing"
 	"time"
 
+	"github.com/fluxvm/fluxvm/fsm"
 	"github.com/fluxvm/fluxvm/pkg/api"
 )
 
@@ -52,4 +54,65 @@ func TestAnAnsweredHandOverStands(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Between the moment in which a launch is committed and the one in which its answer is looked for, all may be over: the
+// answer then says what became of the launch, not what was meant to.
+func TestAnAnswerThatComesLateSaysWhatBecameOfTheLaunch(t *testing.T) {
+	full, busy := api.Errorf(api.CodeHostFull, "full"), api.Errorf(api.CodeStaleToken, "another leader was here")
+	for name, c := range map[string]struct {
+		refuse *api.Error // what the host says to a new VM
+		pool   bool
+		want   api.Code
+	}{
+		"no host took it": {full, false, api.CodeNoCapacity},
+		"no host took it, nor what it was to have before": {full, true, api.CodeNoCapacity},
+		"it goes on as another VM that no host has yet":   {busy, true, api.CodeOutcomeUnknown},
+		"it goes on as another VM":                        {nil, true, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			scenario(t, 1, func(t *testing.T, r *rig) {
+				r.ready("n1")
+				if c.pool {
+					r.pool("p", body{"image": "tiny", "min_ready": 1})
+				}
+				n1 := r.node("n1")
+				n1.with(func() { n1.refuse, n1.noRename = c.refuse, api.Errorf(api.CodeConflict, "not this one") })
+				m := r.member(r.leader())
+				q := &request{Request: httptest.NewRequest(http.MethodPost, "/fleet/vms", nil), r: m.Replica, w: &answer{ResponseWriter: httptest.NewRecorder()}}
+				op := &fsm.Op{Key: "k", Digest: "d"}
+				done, _, err := q.commitLaunch(m.reign.Load(), op, newID(), fsm.Launch{Name: "a", Image: "tiny"})
+				if err != nil {
+					t.Fatal(err)
+				}
+				r.eventually("what was committed to be over", time.Minute, func() bool {
+					row := m.state.View().VM(done.Ref)
+					return row == nil || c.pool && !row.Live()
+				})
+				r.wait(5 * time.Second)
+				err = q.answerLaunch(m.reign.Load(), op, done, false, false, false)
+				if codeOf(err) != c.want || c.want == "" && (err != nil || q.w.status != http.StatusCreated) {
+					t.Errorf("got %v with status %d, want %q", err, q.w.status, c.want)
+				}
+				n1.with(func() { n1.refuse, n1.noRename = nil, nil })
+			})
+		})
+	}
+}
+
+func TestALaunchThatWaitsForItsGuestIsToldThatNoHostTookIt(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
+		r.ready("n1")
+		n1 := r.node("n1")
+		n1.with(func() { n1.bootTakes = 20 * time.Second })
+		for range api.DefaultPolicy().MaxBootsPerNode { // it has to wait for those
+			r.launch(r.leader(), body{"image": "tiny"})
+		}
+		got := r.ask(r.leader(), "POST", "/fleet/vms?wait=ready", body{"name": "a", "image": "tiny"})
+		r.eventually("it to be committed", 10*time.Second, func() bool { return r.member(r.leader()).state.View().VMNamed("", "a") != nil })
+		n1.with(func() { n1.refuse = api.Errorf(api.CodeHostFull, "full") })
+		if answer := <-got; answer.code() != api.CodeNoCapacity {
+			t.Errorf("got %s, want no_capacity", answer)
+		}
+	})
 }

@@ -267,22 +267,30 @@ func (q *request) answerLaunch(g *reign, op *fsm.Op, done *fsm.Operation, replay
 	}
 	ctx, cancel := context.WithTimeout(q.Context(), timeout)
 	defer cancel()
-	how, err := g.orders.settle(ctx, done.Ref)
-	switch {
-	case errors.Is(err, errDeposed), errors.Is(err, context.DeadlineExceeded):
-		return api.Errorf(api.CodeOutcomeUnknown, "the launch was accepted, and whether its node carries it out is not known yet; repeat it with the same Idempotency-Key to learn that")
-	case err != nil:
-		return err
-	case how.ended != nil:
-		return how.ended
+	var how settled
+	for ref := ""; ref != done.Ref; {
+		var err error
+		ref = done.Ref
+		how, err = g.orders.settle(ctx, ref)
+		switch {
+		case errors.Is(err, errDeposed), errors.Is(err, context.DeadlineExceeded):
+			return api.Errorf(api.CodeOutcomeUnknown, "the launch was accepted, and whether its node carries it out is not known yet; repeat it with the same Idempotency-Key to learn that")
+		case err != nil:
+			return err
+		case how.ended != nil:
+			return how.ended
+		}
+		if done, err = outcomeOf(q.r.state.View(), op, done); err != nil {
+			return err
+		}
 	}
 	view := q.r.state.View()
-	if now := view.Operation(op.Scope, op.Key); now != nil {
-		done = now
-	}
 	if wait || secret {
 		v := q.awaitReady(ctx, done.Ref)
 		view = q.r.state.View()
+		if _, err := outcomeOf(view, op, done); err != nil {
+			return err
+		}
 		if err := secretsGiven(v, secret && !replayed); err != nil {
 			return err
 		}
@@ -292,6 +300,18 @@ func (q *request) answerLaunch(g *reign, op *fsm.Op, done *fsm.Operation, replay
 		poke(g.poolPoke)
 	}
 	return q.send(http.StatusCreated, wireLaunch(view, done, how.claimMS))
+}
+
+// outcomeOf is a launch as it now stands. One that no host took is known no more, and whoever did not see it end learns
+// it here.
+func outcomeOf(view fsm.View, op *fsm.Op, done *fsm.Operation) (*fsm.Operation, error) {
+	if now := view.Operation(op.Scope, op.Key); now != nil {
+		return now, nil
+	}
+	if row := view.VM(done.Ref); row == nil || !row.Live() {
+		return nil, api.Errorf(api.CodeNoCapacity, "no healthy, uncordoned nodes take the VM: those that were asked refused it; ask for less, or make room on a host")
+	}
+	return done, nil
 }
 
 // secretsGiven holds back the answer of a launch whose secrets did not reach the guest: the next leader would not have
