@@ -53,7 +53,8 @@ func (u *queue) join(w *waiter) error {
 	defer u.mu.Unlock()
 	tenant := w.launch.Tenant
 	line := u.waiting[tenant]
-	if u.total >= maxWaiting || len(line) >= maxTenantWaiting {
+	repeats := func(other *waiter) bool { return other.op.Scope == w.op.Scope && other.op.Key == w.op.Key }
+	if (u.total >= maxWaiting || len(line) >= maxTenantWaiting) && !slices.ContainsFunc(line, repeats) { // what waits already is told no at its own time
 		return api.Errorf(api.CodeNoCapacity, "no healthy, uncordoned nodes can take the VM now, and %d launches wait for room already; try again later", max(len(line), u.total))
 	}
 	if len(line) == 0 {
@@ -203,8 +204,7 @@ func (g *reign) whenRoom(ctx context.Context, op *fsm.Op, l *fsm.Launch, wait ti
 			close(w.done)
 			return err
 		}
-		answer, err := commit()
-		close(w.done)
+		answer, err := w.use(commit)
 		if err == nil {
 			err = answer()
 			w.after = g.r.wall().Add(afterRefusal)
@@ -213,6 +213,12 @@ func (g *reign) whenRoom(ctx context.Context, op *fsm.Op, l *fsm.Launch, wait ti
 			return err
 		}
 	}
+}
+
+// use is commit in the launch's turn, which ends in any case: the whole line waits for that.
+func (w *waiter) use(commit func() (answer func() error, err error)) (answer func() error, err error) {
+	defer close(w.done)
+	return commit()
 }
 
 func launchNow(commit func() (answer func() error, err error)) error {

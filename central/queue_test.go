@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fluxvm/fluxvm/fsm"
 	"github.com/fluxvm/fluxvm/pkg/api"
 )
 
@@ -174,6 +175,54 @@ func TestTheLineIsBounded(t *testing.T) {
 			t.Errorf("one more: %s", got)
 		}
 		all.Wait()
+	})
+}
+
+func TestARepeatOfALaunchThatWaitsMayWaitInAFullLine(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
+		r.ready("n1")
+		r.call(r.leader(), "POST", "/fleet/nodes/n1/cordon", nil)
+		var all []<-chan reply
+		launch := func(key string) {
+			all = append(all, r.ask(r.leader(), "POST", "/fleet/vms", body{"image": "tiny", "memory_mib": 64, "wait_for_capacity_secs": 40}, api.HeaderIdempotencyKey, key))
+		}
+		for i := range maxTenantWaiting {
+			launch(fmt.Sprint("k", i))
+		}
+		r.eventually("the line to be full", 30*time.Second, func() bool { return r.waiting() == maxTenantWaiting })
+		launch("k0")
+		r.eventually("the repeat to wait", 30*time.Second, func() bool { return r.waiting() == maxTenantWaiting+1 })
+		r.call(r.leader(), "POST", "/fleet/nodes/n1/uncordon", nil)
+		first, repeat := <-all[0], <-all[maxTenantWaiting]
+		if a, b := into[api.LaunchAnswer](t, first), into[api.LaunchAnswer](t, repeat); a.VM.ID != b.VM.ID {
+			t.Errorf("the first got %s and its repeat %s", a.VM.ID, b.VM.ID)
+		}
+		for _, one := range all[1:maxTenantWaiting] {
+			<-one
+		}
+	})
+}
+
+func TestALaunchThatBreaksInItsTurnDoesNotHoldTheLineUp(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, r *rig) {
+		r.ready("n1")
+		r.call(r.leader(), "POST", "/fleet/nodes/n1/cordon", nil)
+		g := r.member(r.leader()).reign.Load()
+		breaks := &waiter{launch: &fsm.Launch{Name: "a", Image: "tiny"}, op: &fsm.Op{Key: "a"}, turn: make(chan struct{}), done: make(chan struct{})}
+		if err := g.queue.join(breaks); err != nil {
+			t.Fatal(err)
+		}
+		next := r.ask(r.leader(), "POST", "/fleet/vms", body{"name": "b", "image": "tiny", "wait_for_capacity_secs": 600})
+		r.eventually("both to wait", time.Minute, func() bool { return r.waiting() == 2 })
+		r.call(r.leader(), "POST", "/fleet/nodes/n1/uncordon", nil)
+		<-breaks.turn
+		func() {
+			defer func() { _ = recover() }()
+			_, _ = breaks.use(func() (func() error, error) { panic("broken") })
+		}()
+		if a := into[api.LaunchAnswer](t, <-next); a.VM.Name != "b" {
+			t.Errorf("got %+v", a)
+		}
 	})
 }
 
