@@ -188,8 +188,8 @@ func TestARepeatOfALaunchThatWaitsMayWaitInAFullLine(t *testing.T) {
 		}
 		for i := range maxTenantWaiting {
 			launch(fmt.Sprint("k", i))
+			r.eventually("it to be in the line", 30*time.Second, func() bool { return r.waiting() == i+1 })
 		}
-		r.eventually("the line to be full", 30*time.Second, func() bool { return r.waiting() == maxTenantWaiting })
 		launch("k0")
 		r.eventually("the repeat to wait", 30*time.Second, func() bool { return r.waiting() == maxTenantWaiting+1 })
 		r.call(r.leader(), "POST", "/fleet/nodes/n1/uncordon", nil)
