@@ -398,7 +398,9 @@ func TestPoolTroubleSaysWhyAndWhen(t *testing.T) {
 		"its VMs do not boot: exit 1; retries in 5s":                                             {State: api.PoolBackingOff, WaitReason: ptr(api.WaitBootFailed), LastError: ptr("exit 1"), BackoffUntil: api.TimeOf(noon.Add(5 * time.Second))},
 		"waits after a failed boot; retries now":                                                 {State: api.PoolBackingOff, BackoffUntil: ago(time.Second)},
 		"it runs only on nodes that acme leases, and there is none; lease one (3 hosts: leased)": {State: api.PoolFilling, WaitReason: ptr(api.WaitNoCapacity), Reasons: map[string]int{"leased": 3}, LastError: ptr("no host can take another VM of the pool: leased 3")},
-		"its nodes are under memory pressure (1 host: pressure)":                                 {State: api.PoolFilling, WaitReason: ptr(api.WaitPressure), Reasons: map[string]int{"pressure": 1}},
+		"the roll to new is paused (its VMs do not boot: exit 1; retries in 5s); VMs of old are kept. Go back: fluxctl fleet pool-roll ios-ci --abort": {State: api.PoolBackingOff, WaitReason: ptr(api.WaitBootFailed), LastError: ptr("exit 1"), BackoffUntil: api.TimeOf(noon.Add(5 * time.Second)), Roll: &api.Roll{Image: "new", From: "old", State: api.RollPaused}},
+		"the roll to new is paused (no node has room); VMs of old are kept. Go back: fluxctl fleet pool-roll ios-ci --abort":                           {State: api.PoolReady, WaitReason: ptr(api.WaitNoCapacity), Roll: &api.Roll{Image: "new", From: "old", State: api.RollPaused}},
+		"its nodes are under memory pressure (1 host: pressure)":                                                                                       {State: api.PoolFilling, WaitReason: ptr(api.WaitPressure), Reasons: map[string]int{"pressure": 1}},
 	} {
 		p := iosPool()
 		p.Status = status

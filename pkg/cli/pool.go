@@ -62,10 +62,8 @@ func averageStart(s api.PoolStatus) string {
 // poolTrouble says why a pool is not full and when it tries again; empty where nothing is wrong.
 func (a *app) poolTrouble(p api.Pool) string {
 	s := p.Status
-	if s.Roll != nil && s.Roll.State == api.RollPaused {
-		return fmt.Sprintf("the roll to %s is paused, for its VMs do not boot (%s); VMs of %s are kept. Go back: fluxctl fleet pool-roll %s --abort", s.Roll.Image, deref(s.LastError), s.Roll.From, p.Name)
-	}
-	if s.WaitReason == nil && s.LastError == nil && s.State != api.PoolBackingOff || s.State == api.PoolReady || s.State == api.PoolPaused {
+	rolls := s.Roll != nil && s.Roll.State == api.RollPaused
+	if !rolls && (s.WaitReason == nil && s.LastError == nil && s.State != api.PoolBackingOff || s.State == api.PoolReady || s.State == api.PoolPaused) {
 		return ""
 	}
 	words := waitWords(deref(s.WaitReason), p)
@@ -85,6 +83,9 @@ func (a *app) poolTrouble(p api.Pool) string {
 		words += "; retries in " + until(s.BackoffUntil, a.env.Now())
 	case s.State == api.PoolBackingOff:
 		words += "; retries now"
+	}
+	if rolls {
+		words = fmt.Sprintf("the roll to %s is paused (%s); VMs of %s are kept. Go back: fluxctl fleet pool-roll %s --abort", s.Roll.Image, words, s.Roll.From, p.Name)
 	}
 	return words
 }
