@@ -135,7 +135,7 @@ func (r *Replica) router(forwarded bool) http.Handler {
 	}
 	m.MethodNotAllowedHandler = refuseMethod(m)
 	m.NotFoundHandler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		writeError(w, named(w, req), api.Errorf(api.CodeNotFound, "there is no such route; GET /openapi.json lists them"))
+		writeError(w, named(w, req), api.Errorf(api.CodeNotFound, "there is no such route in the fleet's API; GET /openapi.json lists them, and the API of a host (/v1) is at the host's own address"))
 	})
 	return m
 }

@@ -22,7 +22,7 @@ func (q *request) getImage() error {
 	name := q.name("name")
 	i := view.Image(name)
 	if i == nil || i.Name != name {
-		return api.Errorf(api.CodeNotFound, "there is no image %s", name)
+		return api.NotFound("image", name)
 	}
 	q.index(view)
 	return q.sendVersioned(http.StatusOK, i.Version, i.Image)

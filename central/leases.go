@@ -39,7 +39,7 @@ func (q *request) lease(view fsm.View) (*fsm.Lease, error) {
 	if l := view.Lease(id); l != nil && q.caller.sees(l.Tenant) {
 		return l, nil
 	}
-	return nil, api.Errorf(api.CodeNotFound, "there is no lease %s", id)
+	return nil, api.NotFound("lease", id)
 }
 
 func (q *request) listLeases() error {

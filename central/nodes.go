@@ -59,7 +59,7 @@ func (q *request) node(view fsm.View) (*fsm.Node, error) {
 	if n := view.Node(name); n != nil && q.seesNode(view, n) {
 		return n, nil
 	}
-	return nil, api.Errorf(api.CodeNotFound, "there is no node %s", name)
+	return nil, api.NotFound("node", name)
 }
 
 // seesNode: a tenant sees the hosts it leases.

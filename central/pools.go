@@ -27,7 +27,7 @@ func (q *request) pool(view fsm.View) (*fsm.Pool, error) {
 	if p := view.Pool(name); p != nil && q.seesPool(view, p) {
 		return p, nil
 	}
-	return nil, api.Errorf(api.CodeNotFound, "there is no pool %s", name)
+	return nil, api.NotFound("pool", name)
 }
 
 // seesPool: a tenant sees its own pools and the shared ones it may use.

@@ -27,7 +27,7 @@ func (q *request) tenant(view fsm.View) (*fsm.Tenant, error) {
 	if t := view.Tenant(name); t != nil && q.caller.sees(t.Name) {
 		return t, nil
 	}
-	return nil, api.Errorf(api.CodeNotFound, "there is no tenant %s", name)
+	return nil, api.NotFound("tenant", name)
 }
 
 func (q *request) listTenants() error {

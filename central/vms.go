@@ -28,7 +28,7 @@ func (q *request) vm(view fsm.View) (*fsm.VM, error) {
 	if v := view.VMNamed(q.caller.tenant, name); v != nil {
 		return v, nil
 	}
-	return nil, api.Errorf(api.CodeNotFound, "there is no VM %s", name)
+	return nil, api.NotFound("VM", name)
 }
 
 func (q *request) getVM() error {

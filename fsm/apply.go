@@ -261,7 +261,3 @@ func checkVersion(what string, have, want uint64) error {
 	}
 	return nil
 }
-
-func notFound(what, name string) *api.Error {
-	return api.Errorf(api.CodeNotFound, "there is no %s %s", what, name)
-}

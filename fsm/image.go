@@ -32,7 +32,7 @@ func (t *tx) createImage(c CreateImage) (any, error) {
 func (t *tx) patchImage(c PatchImage) (any, error) {
 	have := t.images.find(byID, text(c.Name))
 	if have == nil {
-		return nil, notFound("image", c.Name)
+		return nil, api.NotFound("image", c.Name)
 	}
 	if err := checkVersion("image", have.Version, c.IfMatch); err != nil {
 		return nil, err
@@ -67,7 +67,7 @@ func set[V any](field *V, o api.Optional[V]) {
 func (t *tx) deleteImage(c DeleteImage) (any, error) {
 	have := t.images.find(byID, text(c.Name))
 	if have == nil {
-		return nil, notFound("image", c.Name)
+		return nil, api.NotFound("image", c.Name)
 	}
 	if err := checkVersion("image", have.Version, c.IfMatch); err != nil {
 		return nil, err

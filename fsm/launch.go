@@ -32,7 +32,7 @@ func (v View) Resolve(l *Launch) (Plan, error) {
 	if l.Pool != "" {
 		p.Pool = v.Pool(l.Pool)
 		if p.Pool == nil || !v.Usable(p.Pool, l.Tenant) {
-			return p, notFound("pool", l.Pool)
+			return p, api.NotFound("pool", l.Pool)
 		}
 		if err := v.matchesNamed(p.Pool, l); err != nil {
 			return p, err

@@ -191,7 +191,7 @@ func (t *tx) start(l *Lease) {
 func (t *tx) patchLease(c PatchLease) (any, error) {
 	have := t.Lease(c.ID)
 	if have == nil {
-		return nil, notFound("lease", c.ID)
+		return nil, api.NotFound("lease", c.ID)
 	}
 	if err := checkVersion("lease", have.Version, c.IfMatch); err != nil {
 		return nil, err
@@ -223,7 +223,7 @@ func (t *tx) patchLease(c PatchLease) (any, error) {
 func (t *tx) endLease(c EndLease) (any, error) {
 	have := t.Lease(c.ID)
 	if have == nil || c.Tenant != "" && have.Tenant != c.Tenant {
-		return nil, notFound("lease", c.ID)
+		return nil, api.NotFound("lease", c.ID)
 	}
 	if err := checkVersion("lease", have.Version, c.IfMatch); err != nil {
 		return nil, err
@@ -299,7 +299,7 @@ func (t *tx) freeHost(l *Lease, name string) {
 func (t *tx) advanceLease(c AdvanceLease) (any, error) {
 	have := t.Lease(c.ID)
 	if have == nil {
-		return nil, notFound("lease", c.ID)
+		return nil, api.NotFound("lease", c.ID)
 	}
 	row := *have
 	switch row.State {
@@ -378,7 +378,7 @@ func (t *tx) overdueScrubs(l *Lease) {
 func (t *tx) reportScrub(c ReportScrub) (any, error) {
 	have := t.Lease(c.ID)
 	if have == nil {
-		return nil, notFound("lease", c.ID)
+		return nil, api.NotFound("lease", c.ID)
 	}
 	row := *have
 	for i, s := range row.Scrubs {
@@ -428,7 +428,7 @@ func (l *Lease) sumUp() {
 func (t *tx) retryScrub(c RetryScrub) (any, error) {
 	n := t.Node(c.Node)
 	if n == nil {
-		return nil, notFound("node", c.Node)
+		return nil, api.NotFound("node", c.Node)
 	}
 	l := t.Lease(n.Lease)
 	at := -1

@@ -228,7 +228,7 @@ func (t *tx) putPrices(c PutPrices) (any, error) {
 func (t *tx) adjustLedger(c AdjustLedger) (any, error) {
 	r := c.Request
 	if t.Tenant(r.Tenant) == nil {
-		return nil, notFound("tenant", r.Tenant)
+		return nil, api.NotFound("tenant", r.Tenant)
 	}
 	t.meta.LedgerSeq++
 	row := &LedgerRow{Seq: t.meta.LedgerSeq, Tenant: r.Tenant, Kind: api.LedgerAdjustment, Name: "adjustment", StartedAt: t.now, EndedAt: t.now, EndReason: r.Reason, Amount: r.AmountMicros}

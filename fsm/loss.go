@@ -13,7 +13,7 @@ const reasonLost = "its node is lost"
 func (t *tx) loseNode(c LoseNode) (any, error) {
 	have := t.Node(c.Name)
 	if have == nil {
-		return nil, notFound("node", c.Name)
+		return nil, api.NotFound("node", c.Name)
 	}
 	if have.State == api.NodeHealthy {
 		return nil, api.Errorf(api.CodeConflict, "node %s is healthy, so its VMs are not lost; stop its daemon and wait 30 s, or drain it", c.Name)

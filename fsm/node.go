@@ -115,7 +115,7 @@ func (t *tx) putNode(row *Node) {
 func (t *tx) patchNode(c PatchNode) (any, error) {
 	have := t.Node(c.Name)
 	if have == nil {
-		return nil, notFound("node", c.Name)
+		return nil, api.NotFound("node", c.Name)
 	}
 	if err := checkVersion("node", have.Version, c.IfMatch); err != nil {
 		return nil, err
@@ -163,7 +163,7 @@ func (t *tx) patchNode(c PatchNode) (any, error) {
 func (t *tx) deleteNode(c DeleteNode) (any, error) {
 	have := t.Node(c.Name)
 	if have == nil {
-		return nil, notFound("node", c.Name)
+		return nil, api.NotFound("node", c.Name)
 	}
 	if err := checkVersion("node", have.Version, c.IfMatch); err != nil {
 		return nil, err

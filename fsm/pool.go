@@ -125,7 +125,7 @@ func (t *tx) poolOf(tenant, name string) (*Pool, error) {
 	if p := t.Pool(name); p != nil && (tenant == "" || p.Tenant == tenant) {
 		return p, nil
 	}
-	return nil, notFound("pool", name)
+	return nil, api.NotFound("pool", name)
 }
 
 // patchPool changes what is kept ready and where. Its value is the *Pool.
@@ -294,7 +294,7 @@ func (v View) Count(p *Pool) (c Count) {
 func (t *tx) fillPool(c FillPool) (any, error) {
 	p := t.Pool(c.Pool)
 	if p == nil {
-		return nil, notFound("pool", c.Pool)
+		return nil, api.NotFound("pool", c.Pool)
 	}
 	t.failSpares(c.Pool, c.Failed)
 	if c.Room && p.WaitsForRoom {

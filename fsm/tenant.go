@@ -79,7 +79,7 @@ func (v View) mayHold(tenant string, more api.Holding) error {
 	}
 	t := v.Tenant(tenant)
 	if t == nil {
-		return notFound("tenant", tenant)
+		return api.NotFound("tenant", tenant)
 	}
 	return over(v.Holding(tenant), more, t.Quota)
 }
@@ -202,7 +202,7 @@ func (t *Tenant) check() error {
 func (t *tx) patchTenant(c PatchTenant) (any, error) {
 	have := t.Tenant(c.Name)
 	if have == nil {
-		return nil, notFound("tenant", c.Name)
+		return nil, api.NotFound("tenant", c.Name)
 	}
 	if err := checkVersion("tenant", have.Version, c.IfMatch); err != nil {
 		return nil, err
@@ -263,7 +263,7 @@ func (t *tx) tryAgainAll(tenant string) {
 func (t *tx) deleteTenant(c DeleteTenant) (any, error) {
 	have := t.Tenant(c.Name)
 	if have == nil {
-		return nil, notFound("tenant", c.Name)
+		return nil, api.NotFound("tenant", c.Name)
 	}
 	if err := checkVersion("tenant", have.Version, c.IfMatch); err != nil {
 		return nil, err
@@ -297,7 +297,7 @@ func (t *tx) createKey(c CreateKey) (any, error) {
 		return nil, api.Errorf(api.CodeConflict, "there is such a key already; make another one")
 	}
 	if row.Tenant != "" && t.Tenant(row.Tenant) == nil {
-		return nil, notFound("tenant", row.Tenant)
+		return nil, api.NotFound("tenant", row.Tenant)
 	}
 	n := 0
 	for range t.Keys(row.Tenant) {
@@ -326,7 +326,7 @@ func keysRoute(tenant string) string {
 func (t *tx) deleteKey(c DeleteKey) (any, error) {
 	have := t.Key(c.ID)
 	if have == nil || have.Tenant != c.Tenant {
-		return nil, notFound("key", c.ID)
+		return nil, api.NotFound("key", c.ID)
 	}
 	t.keys.remove(have)
 	t.log(t.env.Actor, "DELETE "+keysRoute(have.Tenant)+"/{id}", have.ID, have.Tenant, "ok")

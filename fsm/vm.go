@@ -134,7 +134,7 @@ func (t *tx) deleteVMs(c DeleteVMs) (any, error) {
 		v := t.VM(id)
 		if v == nil || !v.Live() {
 			if len(c.IDs) == 1 {
-				return nil, notFound("VM", id)
+				return nil, api.NotFound("VM", id)
 			}
 			continue
 		}
@@ -156,7 +156,7 @@ func (t *tx) deleteVMs(c DeleteVMs) (any, error) {
 func (t *tx) patchVM(c PatchVM) (any, error) {
 	have := t.VM(c.ID)
 	if have == nil || !have.Live() {
-		return nil, notFound("VM", c.ID)
+		return nil, api.NotFound("VM", c.ID)
 	}
 	if err := checkVersion("VM", have.Version, c.IfMatch); err != nil {
 		return nil, err

@@ -54,7 +54,7 @@ type callKey struct{}
 func (d *Daemon) routes() http.Handler {
 	r := mux.NewRouter().SkipClean(true)
 	r.NotFoundHandler = d.handle(anyone, func(*call) (answer, error) {
-		return answer{}, api.Errorf(api.CodeNotFound, "there is no such route; see the host API in the documentation")
+		return answer{}, api.Errorf(api.CodeNotFound, "there is no such route in the API of a host, which is /v1; the fleet's (/fleet) is at the address of a replica")
 	})
 	r.MethodNotAllowedHandler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { d.refuseMethod(r, w, req) })
 	at := func(method, path string, who role, do func(*call) (answer, error), query ...string) {

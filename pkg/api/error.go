@@ -1,6 +1,9 @@
 package api
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // Code is one of the closed set of error codes. It decides status, exit code and whether a retry can help.
 type Code string
@@ -110,6 +113,12 @@ type Error struct {
 	Reasons        map[string]int `json:"reasons,omitempty"` // hosts counted by why they were ruled out
 	RetryAfterSecs int            `json:"retry_after_secs,omitempty"`
 	Outcome        string         `json:"outcome,omitempty"`
+}
+
+// NotFound is the answer for a thing that is not there and for one that the caller may not know of, which read the
+// same: what is VM, pool, node, lease, tenant, image or key.
+func NotFound(what, name string) *Error {
+	return Errorf(CodeNotFound, "there is no %s %s; fluxctl fleet %ss lists them", what, name, strings.ToLower(what))
 }
 
 // Errorf makes an error of the code; the text says what to change.
