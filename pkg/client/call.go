@@ -122,7 +122,8 @@ func (c *caller) do(ctx context.Context, r call) (http.Header, error) {
 	waits := newBackoff()
 	first := c.current.Load()
 	var tried []string
-	var wasUnknown, answered bool
+	var wasUnknown bool
+	var said *api.Error // by the last replica that answered
 	for i := 0; ; i++ {
 		at := (first + int64(i)) % int64(len(c.endpoints))
 		endpoint := c.endpoints[at]
@@ -140,17 +141,20 @@ func (c *caller) do(ctx context.Context, r call) (http.Header, error) {
 		wasUnknown = wasUnknown || what == unknown && r.method != http.MethodGet
 		var refused *api.Error
 		if errors.As(err, &refused) {
-			answered = true
+			said = refused
 		}
 		failed := func() error {
-			if refused != nil && (refused.Code == api.CodeOutcomeUnknown || !wasUnknown) {
+			if refused != nil && refused.Code == api.CodeOutcomeUnknown {
 				return refused
+			}
+			if said != nil && !wasUnknown {
+				return said // that others are silent matters less than what one says
 			}
 			return &UnreachableError{Request: r.method + " " + r.path, Tried: tried, Unknown: wasUnknown, Key: r.key, Err: err}
 		}
 		if what == unknown && r.once || isHopeless(err) && len(tried) == len(c.endpoints) ||
 			what == notApplied && time.Since(started) > c.timeout && !r.patient || // hold is for an answer that takes long, not for refusals
-			!answered && what == notApplied && len(tried) == len(c.endpoints) && time.Since(started) > nobodyTimeout {
+			said == nil && what == notApplied && len(tried) == len(c.endpoints) && time.Since(started) > nobodyTimeout {
 			return header, failed()
 		}
 		var wait time.Duration
@@ -289,7 +293,7 @@ func (c *caller) send(ctx context.Context, endpoint string, r call, raw []byte, 
 		if errors.As(err, &wrapped) {
 			err = wrapped.Err
 		}
-		return nil, notSent, err
+		return nil, notSent, remedied(err)
 	}
 	return resp, false, nil
 }
@@ -299,5 +303,5 @@ func isHopeless(err error) bool {
 	var cert *tls.CertificateVerificationError
 	var record tls.RecordHeaderError
 	var op *net.OpError
-	return errors.As(err, &cert) || errors.As(err, &record) || errors.As(err, &op) && op.Op == "remote error" // it refused our certificate
+	return errors.As(err, &cert) || errors.As(err, &record) || errors.Is(err, http.ErrSchemeMismatch) || errors.As(err, &op) && op.Op == "remote error" // it refused our certificate
 }

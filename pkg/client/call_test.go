@@ -2,11 +2,13 @@ package client
 
 import (
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -389,6 +391,56 @@ func TestTrustGoesByTheGivenCA(t *testing.T) {
 	if !errors.As(err, &unknown) || !errors.Is(err, &api.Error{Code: api.CodeUnavailable}) {
 		t.Errorf("without it: got %v, want an unknown authority and nothing applied", err)
 	}
+}
+
+func TestAConnectionThatNeverWorksSaysWhatToChange(t *testing.T) {
+	plain, secure := httptest.NewServer(answer(200, vm1)), httptest.NewUnstartedServer(answer(200, vm1))
+	defer plain.Close()
+	secure.Config.ErrorLog = log.New(io.Discard, "", 0)
+	secure.TLS = &tls.Config{ClientAuth: tls.RequireAnyClientCert}
+	secure.StartTLS()
+	defer secure.Close()
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: secure.Certificate().Raw})
+	_, port, _ := net.SplitHostPort(secure.Listener.Addr().String())
+	for _, c := range []struct {
+		endpoint string
+		ca       []byte
+		want     string
+	}{
+		{"https" + strings.TrimPrefix(plain.URL, "http"), nil, "begin the address with http://"},
+		{"http" + strings.TrimPrefix(secure.URL, "https"), nil, "begin the address with https://"},
+		{secure.URL, nil, "FLUXVM_CA_CERT"},
+		{secure.URL, ca, "FLUXVM_CLIENT_CERT"},
+		{"https://localhost:" + port, ca, "an address that its certificate names"},
+	} {
+		cl, err := New(Config{Endpoints: []string{c.endpoint}, CACertPEM: c.ca})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := cl.VM(t.Context(), "x"); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: got %v, want advice: %s", c.endpoint, err, c.want)
+		}
+	}
+}
+
+func TestWhatOneReplicaSaysIsToldWhereOthersAreSilent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		follower := onWire(&replica{steps: []http.HandlerFunc{refuse(api.Errorf(api.CodeNotLeader, "no leader"))}})
+		c := wired(t, func(r *http.Request) (*http.Response, error) {
+			if r.URL.Host == "hung" {
+				<-r.Context().Done()
+				return nil, r.Context().Err()
+			}
+			return follower(r)
+		}, "http://hung", "http://follower")
+		if _, err := c.VM(t.Context(), "x"); !errors.Is(err, &api.Error{Code: api.CodeNotLeader}) {
+			t.Errorf("got %v, want what the follower says", err)
+		}
+		var e *UnreachableError
+		if _, _, err := c.Launch(t.Context(), api.LaunchRequest{Image: "tiny"}, LaunchOptions{}); !errors.As(err, &e) || !e.Unknown {
+			t.Errorf("got %v, want that the launch may have been carried out", err)
+		}
+	})
 }
 
 func TestNamesStayOneSegmentOfThePath(t *testing.T) {

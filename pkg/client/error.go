@@ -1,9 +1,11 @@
 package client
 
 import (
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -73,6 +75,27 @@ func problem(resp *http.Response, raw []byte) *api.Error {
 	return out
 }
 
+// remedied says what to change about a connection that fails the same way whenever it is tried.
+func remedied(err error) error {
+	var issuer x509.UnknownAuthorityError
+	var name x509.HostnameError
+	var op *net.OpError
+	var remedy string
+	switch {
+	case errors.As(err, &issuer):
+		remedy = "trust the fleet's ca.pem with FLUXVM_CA_CERT, or check that this is the right fleet"
+	case errors.As(err, &name):
+		remedy = "use an address that its certificate names, or make that anew with --san"
+	case errors.Is(err, http.ErrSchemeMismatch):
+		remedy = "it speaks plain HTTP: begin the address with http://"
+	case errors.As(err, &op) && op.Op == "remote error":
+		remedy = "it wants a certificate of this client (FLUXVM_CLIENT_CERT, FLUXVM_CLIENT_KEY) by an authority that it trusts; replicas answer clients at --listen, not at --cluster-listen"
+	default:
+		return err
+	}
+	return fmt.Errorf("%w; %s", err, remedy)
+}
+
 func codeOf(status int) api.Code {
 	switch status {
 	case http.StatusBadRequest, http.StatusMethodNotAllowed:
@@ -105,6 +128,9 @@ func excerpt(raw []byte) string {
 	}
 	if text == "" {
 		return "the answer is empty; check that the address is FluxVM's"
+	}
+	if strings.Contains(text, "HTTP request to an HTTPS server") { // net/http's words to a client without TLS
+		return "it speaks TLS: begin the address with https://"
 	}
 	return strconv.Quote(text) + "; check that the address is FluxVM's"
 }
