@@ -48,6 +48,9 @@ func (q *request) listLeases() error {
 		return err
 	}
 	tenant, node, state := q.URL.Query().Get("tenant"), q.URL.Query().Get("node"), q.URL.Query().Get("state")
+	if err := oneOf("state", state, api.LeasePending, api.LeaseActive, api.LeaseEnding, api.LeaseScrubbing, api.LeaseScrubFailed, api.LeaseEnded); err != nil {
+		return err
+	}
 	view := q.r.state.View()
 	q.index(view)
 	return q.send(http.StatusOK, listPage(p, view.AllLeases(p.after), func(l *fsm.Lease) string { return l.ID }, func(l *fsm.Lease) bool {

@@ -52,6 +52,9 @@ func (q *request) getLedger() error {
 	}
 	query := q.URL.Query()
 	kind, vm, lease := query.Get("kind"), query.Get("vm_id"), query.Get("lease_id")
+	if err := oneOf("kind", kind, api.LedgerVM, api.LedgerLease, api.LedgerPool, api.LedgerAdjustment); err != nil {
+		return err
+	}
 	keep := func(r *fsm.LedgerRow) bool {
 		return (kind == "" || r.Kind == kind) && (vm == "" || r.VMID == vm) && (lease == "" || r.LeaseID == lease) &&
 			r.StartedAt < to && (r.EndedAt == 0 || r.EndedAt > from || r.StartedAt >= from)

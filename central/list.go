@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"iter"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -143,6 +144,9 @@ func (q *request) listVMs() error {
 		return err
 	}
 	query := q.URL.Query()
+	if err := oneOf("state", query.Get("state"), api.StatePlaced, api.StateBooting, api.StateRunning, api.StateStopped, api.StatePaused, api.StateFailed, api.StateUnknown, api.StateLost, api.StateDeleting); err != nil {
+		return err
+	}
 	keep, err := vmFilter(query.Get("tenant"), query.Get("node"), query.Get("pool"), query.Get("state"), query["label"])
 	if err != nil {
 		return err
@@ -151,6 +155,18 @@ func (q *request) listVMs() error {
 	q.index(view)
 	return q.sendRaw(http.StatusOK, joined(listPage(p, view.VMs(p.after), func(v *fsm.VM) string { return v.ID },
 		func(v *fsm.VM) bool { return q.caller.sees(v.Tenant) && keep(v) }, q.r.encoded.vm)))
+}
+
+// oneOf refuses a filter that nothing ever matches: an empty list would be taken for an answer.
+func oneOf[S ~string](name, value string, known ...S) error {
+	if value == "" || slices.Contains(known, S(value)) {
+		return nil
+	}
+	words := make([]string, len(known))
+	for i, k := range known {
+		words[i] = string(k)
+	}
+	return api.Invalid(name, "%s must be one of %s", name, strings.Join(words, ", "))
 }
 
 // vmFilter keeps the VMs that match every filter given. The operator's own VMs are tenant=operator.

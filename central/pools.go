@@ -14,6 +14,9 @@ func (q *request) listPools() error {
 	}
 	query := q.URL.Query()
 	tenant, state := query.Get("tenant"), query.Get("state")
+	if err := oneOf("state", state, api.PoolReady, api.PoolFilling, api.PoolBackingOff, api.PoolPaused); err != nil {
+		return err
+	}
 	view := q.r.state.View()
 	q.index(view)
 	return q.send(http.StatusOK, listPage(p, view.Pools(p.after), func(p *fsm.Pool) string { return p.Name }, func(p *fsm.Pool) bool {
