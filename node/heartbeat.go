@@ -37,7 +37,8 @@ type beats struct {
 	client *http.Client
 	seq    atomic.Uint64
 
-	join sync.Mutex // held by the one loop that presents the join token
+	join   sync.Mutex   // held by the one loop that presents the join token
+	joined atomic.Int64 // how often it was used
 
 	mu      sync.Mutex
 	ctx     context.Context // nil until run
@@ -224,6 +225,7 @@ func (b *beats) beat(ctx context.Context, t *target) (time.Duration, error) {
 // register shows the node's own credential; a replica that does not know it gets the join token, from one loop at
 // a time, as a token may be good for one use.
 func (b *beats) register(ctx context.Context, t *target, report api.Register) (api.RegisterAnswer, error) {
+	joined := b.joined.Load()
 	answer, err := b.post(ctx, t.url, b.d.id.credential, report)
 	if !errors.Is(err, &api.Error{Code: api.CodeUnauthenticated}) || b.d.cfg.JoinToken == "" {
 		return answer, err
@@ -232,9 +234,15 @@ func (b *beats) register(ctx context.Context, t *target, report api.Register) (a
 		return answer, err
 	}
 	defer b.join.Unlock()
+	if b.joined.Load() != joined {
+		return answer, err // another loop joined while this one was told that it had not: the next beat is known
+	}
 	report.Credential = b.d.id.credential
 	report.Seq = b.seq.Add(1)
-	return b.post(ctx, t.url, b.d.cfg.JoinToken, report)
+	if answer, err = b.post(ctx, t.url, b.d.cfg.JoinToken, report); err == nil {
+		b.joined.Add(1)
+	}
+	return answer, err
 }
 
 func (b *beats) post(ctx context.Context, url, bearer string, report api.Register) (api.RegisterAnswer, error) {

@@ -85,6 +85,36 @@ func newMember(t *testing.T, c *central, replicas ...string) *host {
 	return h
 }
 
+// tardy brings refusals late, b's later than a's.
+type tardy struct{ *central }
+
+func (c tardy) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := c.central.RoundTrip(req)
+	if err == nil && resp.StatusCode == http.StatusUnauthorized {
+		<-time.After(map[string]time.Duration{"a": 100 * time.Millisecond, "b": time.Second}[req.URL.Host])
+	}
+	return resp, err
+}
+
+func TestARefusalFromBeforeTheJoinSpendsNoSecondToken(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := newCentral()
+		h := &host{t: t, dir: t.TempDir(), facts: newFacts(), cfg: func(cfg *Config) { cfg.Central, cfg.JoinToken = []string{"http://a", "http://b"}, "join" }}
+		h.startWith(func(d *Daemon) { d.beats.client.Transport = tardy{c} })
+		defer h.stop()
+		passes(15 * time.Second)
+		joins := 0
+		for _, b := range append(c.heard("a"), c.heard("b")...) {
+			if b.bearer == "join" {
+				joins++
+			}
+		}
+		if last := c.heard("b"); joins != 1 || last[len(last)-1].bearer != h.id.credential {
+			t.Errorf("the join token was used %d times and b was last shown %q, want once and the node's own credential", joins, last[len(last)-1].bearer)
+		}
+	})
+}
+
 func TestANodeJoinsOnceAndThenShowsItsOwnCredential(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c := newCentral()
