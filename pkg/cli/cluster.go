@@ -174,9 +174,9 @@ func (a *app) joinToken() *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.StringVar(&req.Kind, "kind", "node", "what may join: `node` or replica")
-	flags.StringVar(&req.NamePattern, "pattern", "", "names that may join, such as 'studio-*' (default any)")
-	flags.IntVar(&req.Uses, "uses", 0, "how many may join with it (default 1)")
+	flags.StringVar(&req.Kind, "kind", "node", "`KIND` of what may join: node or replica")
+	flags.StringVar(&req.NamePattern, "pattern", "", "`PATTERN` of names that may join, such as 'studio-*' (default any)")
+	flags.IntVar(&req.Uses, "uses", 0, "`NUMBER` of those that may join with it (default 1)")
 	flags.Var(&expires, "expires", "how long it is good for, such as 1d (default 1h)")
 	fixed(cmd, "kind", "node", "replica")
 	return cmd

@@ -58,6 +58,7 @@ func TestWrongUsageSaysWhatToType(t *testing.T) {
 		"fleet launch x --image y --disk 512M":         `✗ --disk: "512M" must be a whole number of GiB, such as 16G`,
 		"fleet launch x --image y --ttl 2":             `✗ --ttl: "2" is no duration; write it like 90s, 30m, 2h or 7d`,
 		"fleet launch x --image y --ttl 0s":            `✗ --ttl: "0s" is too short; the least is 1s`,
+		"fleet launch x --image y --vcpus 0":           `✗ --vcpus: a VM has 1 vCPU at least; leave --vcpus out for the default`,
 		"fleet launch x --image y --vcpus two":         `✗ --vcpus: "two" is not a whole number`,
 		"fleet launch x --image":                       `✗ flag needs an argument: --image; see fluxctl fleet launch --help`,
 		"fleet exec build-42":                          `✗ put -- between the name and the command: fluxctl fleet exec build-42 -- CMD`,

@@ -186,7 +186,7 @@ func (a *app) createSandbox() *cobra.Command {
 	flags.StringVar(&req.Profile, "profile", "", "size by `NAME`: "+strings.Join(names, ", ")+" (default "+api.DefaultSandboxProfile+")")
 	flags.StringVar(&req.Image, "image", "", "boot this `IMAGE` (default the host's for sandboxes)")
 	flags.Var(&memory, "memory", "memory, such as 384M, in place of the profile's")
-	flags.IntVar(&req.VCPUs, "vcpus", 0, "`NUMBER` of vCPUs in place of the profile's")
+	flags.Var((*vcpusValue)(&req.VCPUs), "vcpus", "`NUMBER` of vCPUs in place of the profile's")
 	flags.StringVar(&req.Backend, "backend", "", "run it with this `BACKEND` (default the host's)")
 	flags.Var(&ttl, "ttl", "delete the sandbox after this time, such as 30m or 2h")
 	flags.StringArrayVar(&labels, "label", nil, "label the sandbox with `KEY=VALUE`; may be repeated")

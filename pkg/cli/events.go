@@ -60,7 +60,7 @@ func (a *app) activity() *cobra.Command {
 	flags.StringVar(&filter.Actor, "actor", "", "only what this `ACTOR` did, such as warm-pool, lease or a tenant")
 	flags.StringVar(&filter.Action, "action", "", "only this `ACTION`, such as 'POST /fleet/vms'")
 	flags.StringVar(&filter.Target, "target", "", "only what was done to the thing of this `NAME`")
-	flags.IntVar(&most, "limit", 50, "show this many")
+	flags.IntVar(&most, "limit", 50, "show this `NUMBER` of them")
 	a.completeFlag(cmd, "tenant", a.tenantNames)
 	return cmd
 }

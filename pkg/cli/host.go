@@ -158,10 +158,10 @@ func (a *app) createMachine() *cobra.Command {
 	flags.SortFlags = false
 	flags.StringVar(&req.Image, "image", "", "boot this `IMAGE`: a path or a name that the backend understands")
 	flags.Var(&memory, "memory", "memory, such as 512M or 16G")
-	flags.IntVar(&req.VCPUs, "vcpus", 0, "`NUMBER` of vCPUs (default 1)")
+	flags.Var((*vcpusValue)(&req.VCPUs), "vcpus", "`NUMBER` of vCPUs (default 1)")
 	flags.Var(&disk, "disk", "disk size, such as 64G (default the image's)")
 	flags.StringVar(&req.Backend, "backend", "", "run it with this `BACKEND` (default the host's)")
-	flags.StringVar(&req.GuestOS, "guest-os", "", "`linux` or macos (default linux)")
+	flags.StringVar(&req.GuestOS, "guest-os", "", "`OS` of the guest: linux or macos (default linux)")
 	flags.Var(&ttl, "ttl", "delete the VM after this time, such as 90m, 2h or 1d")
 	flags.StringArrayVar(&labels, "label", nil, "label the VM with `KEY=VALUE`; may be repeated")
 	flags.StringVar(&cloudInit, "cloud-init", "", "first-boot configuration: a #cloud-config `FILE`, or - for standard input")

@@ -74,9 +74,9 @@ otherwise.`,
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	flags.StringVar(&req.Path, "path", "", "`PATH` of the image on the nodes")
-	flags.StringVar(&req.Title, "title", "", "what people call it")
-	flags.StringVar(&req.GuestOS, "guest-os", "", "`linux` or macos (default linux)")
-	flags.IntVar(&req.VCPUs, "vcpus", 0, "`NUMBER` of vCPUs of its VMs (default 1)")
+	flags.StringVar(&req.Title, "title", "", "`TEXT` that people call it by")
+	flags.StringVar(&req.GuestOS, "guest-os", "", "`OS` of its guests: linux or macos (default linux)")
+	flags.Var((*vcpusValue)(&req.VCPUs), "vcpus", "`NUMBER` of vCPUs of its VMs (default 1)")
 	flags.Var(&memory, "memory", "memory of its VMs, such as 16G (default 512M)")
 	flags.Var(&disk, "disk", "disk size of its VMs, such as 64G (default the image's own)")
 	flags.BoolVar(&noAgent, "no-agent", false, "the image holds no guest agent: no exec, and running is as ready as it gets")

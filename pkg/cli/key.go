@@ -168,7 +168,7 @@ func (a *app) createKey() *cobra.Command {
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	operatorFlag(cmd, &k.operator)
-	flags.StringVar(&req.Role, "role", "", "what it may do: `tenant` or viewer; with --operator operator or viewer (default the first)")
+	flags.StringVar(&req.Role, "role", "", "`ROLE` that it has: tenant or viewer; with --operator operator or viewer (default the first)")
 	flags.Var(&expires, "expires", "how long it is good for, such as 30d (default it does not expire)")
 	fixed(cmd, "role", api.RoleTenant, api.RoleViewer, api.RoleOperator)
 	return cmd

@@ -67,7 +67,7 @@ guest finds env in /run/fluxvm/env and secrets, in memory only, in /run/fluxvm/s
 	flags.StringVar(&f.req.Image, "image", "", "boot this `IMAGE`: a catalog name or a path")
 	flags.StringVar(&f.req.Pool, "pool", "", "take a VM of this warm `POOL`; image and size are its own")
 	flags.Var(&f.ttl, "ttl", "delete the VM after this time, such as 90m, 2h or 1d")
-	flags.IntVar(&f.req.VCPUs, "vcpus", 0, "`NUMBER` of vCPUs (default the image's)")
+	flags.Var((*vcpusValue)(&f.req.VCPUs), "vcpus", "`NUMBER` of vCPUs (default the image's)")
 	flags.Var(&f.memory, "memory", "memory, such as 512M or 16G (default the image's)")
 	flags.Var(&f.disk, "disk", "disk size, such as 64G (default the image's)")
 	flags.StringVar(&f.req.Node, "node", "", "run on this `NODE`")

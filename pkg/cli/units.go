@@ -76,6 +76,28 @@ func (v *gibValue) String() string {
 }
 func (v *gibValue) Type() string { return "SIZE" }
 
+// vcpusValue is a flag for vCPUs. None at all is the default, so 0 is refused: nobody means it.
+type vcpusValue int
+
+func (v *vcpusValue) Set(s string) error {
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		return usagef("%q is not a whole number", s)
+	}
+	if n < 1 {
+		return usagef("a VM has 1 vCPU at least; leave --vcpus out for the default")
+	}
+	*v = vcpusValue(n)
+	return nil
+}
+func (v *vcpusValue) String() string {
+	if *v == 0 {
+		return ""
+	}
+	return strconv.Itoa(int(*v))
+}
+func (v *vcpusValue) Type() string { return "NUMBER" }
+
 // sizeMiB shows an amount of memory: 512 MiB, 16 GiB, 1.5 GiB, 2 TiB.
 func sizeMiB(mib int64) string {
 	unit, per := "MiB", int64(1)
